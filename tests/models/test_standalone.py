@@ -33,6 +33,10 @@ MORE = {
     "no-positions": AttentionSpec(positions="none", weighting="sigmoid", extra="kv-bias", log_length=True),
     "sum-with-a-column": AttentionSpec(weighting="elu", normalisation="sum", extra="k-bias", log_length=True),
     "softpick-with-a-logit": AttentionSpec(weighting="softpick", extra="sink-logit"),
+    "learned-and-sink-token": AttentionSpec(positions="learned", sink_token=True),
+    "sinusoidal": AttentionSpec(positions="sinusoidal", window=4),
+    "t5": AttentionSpec(positions="t5", weighting="sigmoid", prefix=3),
+    "t5-bucket-number": AttentionSpec(positions="t5-bucket-number"),
     "much-at-once": AttentionSpec(
         feature_map="mlp", qk_norm=True, differential=True, value_residual=True, gate=True, sink_token=True, top_k=3
     ),
@@ -120,14 +124,15 @@ def test_it_continues_from_a_cache(name: str) -> None:
 
 def test_it_can_be_read_before_it_is_trusted() -> None:
     source = CODE.read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 300
+    assert len(source.splitlines()) < 340
     imports = re.findall(r"^\s*(?:from|import) (\w+)", source, flags=re.MULTILINE)
     assert set(imports) == {"math", "dataclasses", "typing", "torch", "transformers"}
 
 
-def test_it_knows_each_field_of_an_attention_or_says_so() -> None:
+def test_it_knows_each_field_of_an_attention_or_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {field.name for field in dataclasses.fields(AttentionSpec)}
     assert set(modeling_regard.CHOICES) == fields
+    monkeypatch.setitem(modeling_regard.CHOICES, "positions", ("rotary",))
     assert find_unsupported(AttentionSpec(positions="t5").to_dict()) == ["positions=t5"]
     assert find_unsupported({"sharpness": 2}) == ["sharpness=2"]
     for attention in (AttentionSpec(positions="learned").to_dict(), {"sharpness": 2}):
@@ -139,11 +144,12 @@ def test_it_knows_each_field_of_an_attention_or_says_so() -> None:
     "attention, options, message",
     [
         ("sigmoid-log-length", {"input_ids": _ids(1, 25)}, "expected at most 24 tokens, got 25"),
+        (AttentionSpec(positions="learned"), {"input_ids": _ids(1, 25)}, "expected at most 24 tokens, got 25"),
         ("sigmoid", {"input_ids": _ids(), "attention_mask": torch.ones(2, 1, 9, 9)}, "attention_mask: expected"),
         ("sigmoid", {"input_ids": _ids(), "past_key_values": STATIC}, "expected a DynamicCache"),
     ],
 )
-def test_what_it_does_not_compute_is_refused(attention: str, options: dict[str, Any], message: str) -> None:
+def test_what_it_does_not_compute_is_refused(attention: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _alone(_decoder(attention))(**options)
     with pytest.raises(TypeError, match="position_ids"):
@@ -199,7 +205,9 @@ def test_regard_loads_its_own_class(trust: dict[str, Any], tmp_path: Path) -> No
         assert torch.equal(again(_ids()).logits, model(_ids()).logits)
 
 
-def test_code_is_named_where_it_is_written_and_nowhere_else(tmp_path: Path) -> None:
+def test_code_is_named_where_it_is_written_and_nowhere_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(modeling_regard.CHOICES, "positions", ("rotary",))
+
     def names_code(folder: str) -> bool:
         named = "auto_map" in json.loads((tmp_path / folder / "config.json").read_text())
         assert named == (tmp_path / folder / CODE.name).exists()
@@ -219,7 +227,8 @@ def test_code_is_named_where_it_is_written_and_nowhere_else(tmp_path: Path) -> N
     assert not names_code("replaced")
 
 
-def test_cards_say_what_loading_needs(tmp_path: Path) -> None:
+def test_cards_say_what_loading_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(modeling_regard.CHOICES, "positions", ("rotary",))
     expected = {"softmax": "LlamaForCausalLM.from_pretrained", "sigmoid": "trust_remote_code=True"}
     specs = {"table": AttentionSpec(positions="learned"), "softmax": "softmax", "sigmoid": "sigmoid"}
     for name, spec in specs.items():

@@ -44,13 +44,21 @@ NORMALISATIONS: dict[str, Any] = {
 }
 FEED_FORWARDS: dict[str, Any] = {"swish": silu, "relu": relu, "gelu": gelu}
 FEED_FORWARDS |= {"swiglu": silu, "reglu": relu, "geglu": gelu}  # of a gate beside a second projection
+NUM_BUCKETS, MAX_DISTANCE = 32, 128  # of distances with positions of T5
 CHOICES: dict[str, Any] = {  # of the fields of an attention; None where a field has no names
     **{"weighting": WEIGHTINGS, "normalisation": NORMALISATIONS, "feature_map": ("none", "elu", "mlp")},
     "extra": ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias"),
-    "positions": ("rotary", "none", "alibi"),
+    "positions": ("rotary", "none", "alibi", "learned", "sinusoidal", "t5", "t5-bucket-number"),
     **dict.fromkeys(("shared_extra", "log_length", "window", "prefix", "top_k", "sink_token", "gate", "gate_per_head")),
     **dict.fromkeys(("value_residual", "differential", "qk_norm", "backend")),  # the backend is Regard's alone
 }
+
+
+def t5_buckets(distance: Tensor) -> Tensor:
+    """Return the bucket of each distance to an earlier key: exact below 16, then logarithmic up to 128."""
+    exact, distance = NUM_BUCKETS // 2, distance.clamp(min=0)
+    further = (distance.clamp(min=1) / exact).log() / math.log(MAX_DISTANCE / exact) * (NUM_BUCKETS - exact)
+    return torch.where(distance < exact, distance, (exact + further).long().clamp(max=NUM_BUCKETS - 1))
 
 
 class RegardConfig(PreTrainedConfig):
@@ -219,6 +227,13 @@ class RegardModel(PreTrainedModel):
         width = config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.sink_token = nn.Parameter(torch.zeros(width)) if config.attention["sink_token"] else None
+        longest, positions = (
+            config.max_position_embeddings + config.attention["sink_token"],
+            config.attention["positions"],
+        )
+        self.embed_positions = nn.Embedding(longest, width) if positions == "learned" else None
+        table = torch.zeros(NUM_BUCKETS, config.num_attention_heads)
+        self.distance_table = nn.Parameter(table) if positions == "t5" else None
         self.layers = nn.ModuleList(RegardDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else nn.Identity()
         self.post_init()
@@ -237,16 +252,31 @@ class RegardModel(PreTrainedModel):
         if self.sink_token is not None:
             real, place, position = pad(real, (1, 0), value=True), pad(place, (1, 0)), pad(position, (1, 0))
             x = x if offset else torch.cat([self.sink_token.expand(len(x), 1, -1), x], dim=1)
-        shared = self.share(place, position[:, -x.shape[1] :], real, x)
+        position = position[:, -x.shape[1] :]
+        x = x + self.embed_place(position).to(x.dtype)
+        shared = self.share(place, position, real, x)
         for layer in self.layers:
             x = layer(x, shared, past_key_values)
         x = self.norm(x)[:, 0 if offset else sink :]
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
+    def embed_place(self, position: Tensor) -> Tensor:
+        """Return what is added to the input at each position: a learned vector, or sines and cosines."""
+        width = self.config.hidden_size
+        if self.embed_positions is not None:
+            return self.embed_positions(position)
+        waves = torch.zeros(*position.shape, width, device=position.device)
+        if self.config.attention["positions"] == "sinusoidal":
+            powers = torch.arange(0, width, 2, device=position.device)
+            angles = position[..., None] * torch.exp(powers * (-math.log(10_000.0) / width))
+            waves[..., 0::2], waves[..., 1::2] = angles.sin(), angles.cos()[..., : width // 2]
+        return waves
+
     def real_tokens(self, mask: Tensor | None, cache: Any, read: int, x: Tensor) -> Tensor:
         """Return which tokens are no padding, (batch, token), with those read before. Refuse other input."""
         spec, shape = self.config.attention, (len(x), read + x.shape[1])
-        if spec["log_length"] and shape[1] > (limit := self.config.max_position_embeddings):
+        is_bounded = spec["log_length"] or spec["positions"] in ("learned", "sinusoidal")
+        if is_bounded and shape[1] > (limit := self.config.max_position_embeddings):
             raise ValueError(f"sequence: expected at most {limit} tokens, got {shape[1]}")
         if 0 < read < spec["prefix"] or not isinstance(cache, DynamicCache | None):
             raise ValueError("cache: expected a DynamicCache, and a prefix that is read at once")
@@ -265,6 +295,10 @@ class RegardModel(PreTrainedModel):
         if spec["positions"] == "alibi":
             slopes = torch.exp2(-8.0 * torch.arange(1, config.num_attention_heads + 1) / config.num_attention_heads)
             bias = -slopes.to(x)[:, None, None] * distance.clamp(min=0)
+        elif spec["positions"] == "t5-bucket-number":
+            bias = t5_buckets(distance).to(x.dtype)
+        elif self.distance_table is not None:
+            bias = self.distance_table[t5_buckets(distance)[:, 0]].permute(0, 3, 1, 2)
         elif spec["positions"] == "rotary":
             powers = torch.arange(0, config.head_dim, 2, device=x.device, dtype=torch.float32) / config.head_dim
             angles = (position[..., None].float() * (1.0 / config.rope_theta**powers)).repeat(1, 1, 2)[:, None]
