@@ -1,0 +1,97 @@
+"""How many steps a task needs at the scale `laptop`: runs of `regard learn` that differ in their number alone.
+
+    python -m experiments.steps.run --data DIR [--rows 40,120] [--methods sapt,replay-lora] [--work DIR]
+
+The first six tasks of `mixed` (`experiments.routing.streams`) with 40 and with 120 training rows a task, MiniLM,
+defaults otherwise but 32 tokens a text and no diagnostics. Three epochs of them are 9 and 24 steps. Finished runs are
+kept in `--work` and not made again; all take half an hour on one core.
+
+Rule, fixed before the runs: the least number of steps of a task is the smallest of these whose mean AP among the classes
+of all tasks (CIL), over both methods and both numbers of rows, is within 3 points of the best of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import regard
+from experiments.common.runs import Case, make_missing
+from experiments.routing.streams import read_mixed
+from regard.data.stream import Stream
+from regard.runs.provenance import library_versions, regard_version
+
+METHODS = ("sapt", "replay-lora")
+ROWS = (40, 120)
+STEPS = (9, 24, 48, 96)
+SEED, TASKS, LENGTH = 1, 6, 32
+MANY = 1000
+"""Epochs that no number of steps here reaches."""
+
+
+def read_tasks(rows: int, data: str) -> Stream:
+    """Return the first tasks of `mixed` with so many training rows each."""
+    stream = read_mixed(SEED, data, rows)
+    return dataclasses.replace(stream, tasks=stream.tasks[:TASKS], order=tuple(range(TASKS)))
+
+
+def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
+    """Run a method with a number of steps a task and return the content of its file."""
+    stream = read_tasks(rows, data)
+    result = regard.learn(
+        stream,
+        method,
+        model="minilm",
+        length=LENGTH,
+        num_epochs=MANY,
+        max_steps=[f"{task.name}={steps}" for task in stream.tasks],
+        diagnostic_samples=0,
+        save_models=False,
+        seeds=[SEED],
+    )
+    matrix, cost = result.accuracy_matrix, result.cost
+    last = matrix[matrix["after_task"] == matrix["after_task"].max()]
+    scores = {f"AP {scenario}": float(of["score"].mean()) for scenario, of in last.groupby("scenario")}
+    return {
+        **{"method": method, "rows": rows, "steps": steps, "seed": SEED},
+        **scores,
+        **{"trained": sorted({int(number) for number in cost["steps"]}), "seconds": float(cost["seconds"].sum())},
+        **{"regard": regard_version(), "versions": library_versions()},
+    }
+
+
+def run_path(work: Path, method: str, rows: int, steps: int) -> Path:
+    """Return the file of a run."""
+    return work / f"{method}-{rows}-{steps}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the missing runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of published files")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--work", type=Path, default=Path("runs") / "steps")
+    options = parser.parse_args(arguments)
+
+    def cases() -> Iterator[Case]:
+        numbers = [int(rows) for rows in options.rows.split(",")]
+        for rows, method, steps in product(numbers, options.methods.split(","), STEPS):
+            path = run_path(options.work, method, rows, steps)
+            yield Case(path, partial(make_run, method, rows, steps, options.data), _describe)
+
+    make_missing(cases)
+
+
+def _describe(run: Mapping[str, Any]) -> str:
+    name = f"{run['rows']} rows, {run['method']}, {run['steps']} steps"
+    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}"
+
+
+if __name__ == "__main__":
+    main()
