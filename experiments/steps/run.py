@@ -6,8 +6,8 @@ The first six tasks of `mixed` (`experiments.routing.streams`) with 40 and with 
 defaults otherwise but 32 tokens a text and no diagnostics. Three epochs of them are 9 and 24 steps. Finished runs are
 kept in `--work` and not made again; all take half an hour on one core.
 
-Rule, fixed before the runs: the least number of steps of a task is the smallest of these whose mean AP among the classes
-of all tasks (CIL), over both methods and both numbers of rows, is within 3 points of the best of them.
+Rule, fixed before the runs: the least number of steps of a task is the smallest of these whose mean AP among the
+classes of all tasks (CIL), over both methods and both numbers of rows, is within 3 points of the best of them.
 """
 
 from __future__ import annotations
