@@ -1,13 +1,13 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks routing routers rates causes convert] [--check]
+    python -m experiments.pages [papa prescale sapt sinks routing routers rates steps causes convert] [--check]
         [--work DIR [--revision REV]] [--not-run "ROW;ROW"]
 
-Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, causes and convert, which are
-of no paper. With --work the stored tables of one of them (prescale, sapt, routing, routers, rates or convert) are first
-made anew from the runs in DIR. A row of a page's first table that has no run is an error, unless --not-run names it (of
-prescale as "ROW on STREAM"): its record keeps that it was left out, and the page says so. With --check nothing is
-written; the exit code is 1 if a page or a table is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, causes and convert,
+which are of no paper. With --work the stored tables of one of them (prescale, sapt, routing, routers, rates, steps or
+convert) are first made anew from the runs in DIR. A row of a page's first table that has no run is an error, unless
+--not-run names it (of prescale as "ROW on STREAM"): its record keeps that it was left out, and the page says so. With
+--check nothing is written; the exit code is 1 if a page or a table is out of date.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from experiments.routing.page import PAPER as ROUTING
 from experiments.sapt.page import PAPER as SAPT
 from experiments.sinks.causes_page import PAPER as CAUSES
 from experiments.sinks.page import PAPER as SINKS
+from experiments.steps.page import PAPER as STEPS
 from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
-ALL: dict[str, Paper] = {**PAPERS, **{paper.name: paper for paper in (ROUTING, ROUTERS, RATES, CAUSES, CONVERT)}}
+ALL: dict[str, Paper] = {**PAPERS, **{paper.name: paper for paper in (ROUTING, ROUTERS, RATES, STEPS, CAUSES, CONVERT)}}
 DOCS = Path("docs")
 
 

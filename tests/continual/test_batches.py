@@ -52,3 +52,13 @@ def test_rows_of_a_batch_are_about_as_long() -> None:
     assert [batch[0] for batch in longest] != sorted(batch[0] for batch in longest)
     padded = sum(4 * max(batch) for batch in longest)
     assert padded / sum(lengths) < 1.1
+
+
+@given(rows=st.integers(1, 60), many=st.integers(0, 4), least=st.integers(0, 40), most=st.integers(1, 40))
+def test_few_rows_get_more_epochs(rows: int, many: int, least: int, most: int) -> None:
+    """Never fewer steps than the epochs have; a limit holds in any case, and no epochs are none."""
+    of_epochs = -(-rows // 4) * many
+    expected = max(of_epochs, least) if many else 0
+    assert epochs([1] * rows, epochs=many, min_steps=least).steps == expected
+    assert epochs([1] * rows, epochs=many, min_steps=least, max_steps=most).steps == min(expected, most)
+    assert epochs([], epochs=many, min_steps=least).steps == 0

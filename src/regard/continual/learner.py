@@ -84,7 +84,8 @@ class Learner:
     def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None
     ) -> Epochs:
-        """Schedule each example once an epoch, shuffled by the seed, in at most as many steps as the budget grants."""
+        """Schedule each example once an epoch, shuffled by the seed, in as many steps as the budget grants."""
+        num_tasks = 1 if stage.respects_max_steps else len({item.task for item in items})
         max_steps = self.budget.max_steps.get(self.stream.tasks[self.task].name)
         return Epochs(
             items,
@@ -92,6 +93,7 @@ class Learner:
             size=self.budget.batch_size,
             epochs=stage.num_epochs,
             seed=self.seed_for("batches", self.task, stage.name),
+            min_steps=self.budget.min_steps * num_tasks,
             max_steps=max_steps if stage.respects_max_steps else None,
         )
 

@@ -20,7 +20,8 @@ class TrainingBudget:
 
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
     warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by a task's name, steps
-    on its own batches in a phase at most (replay comes besides, and `joint` has no limit).
+    on its own batches in a phase at most (replay comes besides, and `joint` has no limit). `min_steps`: so many in a
+    phase at least, which adds epochs to a task of few rows (of `joint` for each task).
     """
 
     num_epochs: int = 3
@@ -38,6 +39,7 @@ class TrainingBudget:
     precision: str = "float32"
     eval_batch_size: int = 64
     max_steps: Mapping[str, int] = field(default_factory=dict)
+    min_steps: int = 0
 
 
 FULL_RATE, ADAPTER_RATE = 1e-4, 1e-3
@@ -134,6 +136,7 @@ class Batches:
 class Epochs:
     """Items in batches, each item once an epoch, the last batch of an epoch shorter; a function of seed and step.
 
+    There are at least `min_steps` and at most `max_steps`, whatever the epochs.
     The order is drawn for each epoch; `BATCHES_PER_SORT` batches at a time are sorted by length and then dealt out.
     """
 
@@ -145,12 +148,13 @@ class Epochs:
         size: int,
         epochs: int,
         seed: int,
+        min_steps: int = 0,
         max_steps: int | None = None,
     ) -> None:
         self.items, self.size, self.seed = list(items), size, seed
         self.lengths = np.asarray(lengths)
         self.per_epoch = -(-len(self.items) // size)
-        steps = self.per_epoch * epochs
+        steps = max(self.per_epoch * epochs, min_steps if epochs and self.items else 0)
         self.steps = steps if max_steps is None else min(steps, max_steps)
         self._epoch, self._batches = -1, list[list[int]]()
 

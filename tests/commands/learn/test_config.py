@@ -322,3 +322,12 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_method_can_be_made(name: str) -> None:
     (course,) = split_methods(LearnConfig(method=name))
     assert type(course.make_method()) is METHODS[name]
+
+
+def test_few_rows_get_more_steps_unless_epochs_are_given() -> None:
+    least = LearnConfig().budget().min_steps
+    assert least == SCALES["laptop"]["min_steps"] > 0
+    assert {LearnConfig(scale=scale).budget().min_steps for scale in SCALES if scale != "laptop"} == {0}
+    assert LearnConfig(num_epochs=2).budget().min_steps == 0
+    assert LearnConfig(num_epochs=2, min_steps=7).budget().min_steps == 7
+    assert LearnConfig.from_dict(LearnConfig().to_dict()).budget().min_steps == least

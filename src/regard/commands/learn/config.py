@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from regard.data.stream import Stream
 
 _ALL_ROWS: dict[str, Any] = {
-    **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None},
+    **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None, "min_steps": 0},
     **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3},
 }
 _FALLING = {"lr_scheduler_type": "linear", "warmup_ratio": 0.06, "weight_decay": 0.01, "precision": "float32"}
@@ -30,7 +30,7 @@ SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
         **{"samples_per_class": 60, "max_eval_samples": 100, "length": None, "target_length": 16},
-        **{"batch_size": 16, "max_steps": None},
+        **{"batch_size": 16, "max_steps": None, "min_steps": 48},
         **{"num_epochs": 3, "learning_rate": None, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
     "paper": {**_PAPER, "num_epochs": 3, "learning_rate": 2e-5},
@@ -100,6 +100,11 @@ class LearnConfig(Config):
     batch_size: int | None = config_field(None, "rows per update")
     micro_batch_size: int | None = config_field(None, "rows per forward pass (default: all)")
     num_epochs: int | None = config_field(None, "epochs of full training")
+    min_steps: int | None = config_field(
+        None,
+        "least steps of a phase on a task's rows, which adds epochs to a task of few (laptop: 48; 0 with --num-epochs)",
+        minimum=0,
+    )
     max_steps: tuple[str, ...] | None = config_field(
         None, "maximum steps of a phase on a task's rows, each TASK=STEPS; or none", repeated=True, none_word=""
     )
@@ -147,6 +152,8 @@ class LearnConfig(Config):
 
     def check(self) -> None:
         """Fill in the scale's values and validate combinations. Raises UserError."""
+        if self.min_steps is None and self.num_epochs is not None:
+            object.__setattr__(self, "min_steps", 0)  # epochs that were asked for are kept
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)

@@ -104,6 +104,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     batch_size: int | Unset | None = UNSET,
     micro_batch_size: int | Unset | None = UNSET,
     num_epochs: int | Unset | None = UNSET,
+    min_steps: int | Unset | None = UNSET,
     max_steps: str | Sequence[str] | Unset | None = UNSET,
     learning_rate: float | Unset | None = UNSET,
     lr_scheduler_type: Literal["linear", "constant"] | Unset | None = UNSET,
