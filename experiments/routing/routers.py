@@ -108,14 +108,18 @@ def _open(attention: SharedAttention, rows: Tensor, past: Sequence[PastTask], ta
 
 def score(router: Router, vectors: Vectors, tasks: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the mean weight of each task and of all tasks of its source, and the share of its test rows sent to it."""
+    with torch.no_grad():
+        return score_weights([router.scores(test).softmax(-1) for _, test in vectors], tasks)
+
+
+def score_weights(weights: Sequence[Tensor], tasks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the same from the weights (row, task) of the test rows of each task."""
     rows = []
-    for index, (task, (_, test)) in enumerate(zip(tasks, vectors, strict=True)):
+    for index, (task, of_task) in enumerate(zip(tasks, weights, strict=True)):
         same = [number for number, other in enumerate(tasks) if other.source == task.source]
-        with torch.no_grad():
-            weights = router.scores(test).softmax(-1)
-        means = weights.mean(0)
+        means = of_task.mean(0)
         line = {"task": task.name, "own_weight": float(means[index]), "same_source": float(means[same].sum())}
-        rows.append({**line, "own_largest": float((weights.argmax(1) == index).float().mean())})
+        rows.append({**line, "own_largest": float((of_task.argmax(1) == index).float().mean())})
     return rows
 
 
