@@ -127,6 +127,38 @@ def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.M
     assert len(Tables.load().runs) == 9
 
 
+def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work_of(tmp_path / "work")
+    assert main(["routing", "--work", "work", "--revision", "first"]) == 0
+    more = tmp_path / "more" / "run-long"
+    more.mkdir(parents=True)
+    for row, seed, final in ((SAPT, 3, 73.0), (SAPT, SEEDS[0], 50.0)):
+        (more / f"{row}-{seed}.json").write_text(json.dumps(run_of(row, seed, final)))
+    assert main(["routing", "--work", "more", "--add"]) == 0
+    joined = Tables.load()
+    assert joined.by_seed("long", SAPT, "AP") == {SEEDS[0]: 50.0, SEEDS[1]: 71.0, SEEDS[2]: 72.0, 3: 73.0}
+    assert joined.runs["row"].tolist() == [SAPT] * 4 + [REPLAY] * 3 + [JOINT] * 3
+    assert joined.runs["seed"].tolist()[:4] == [1, 2, 3, 42]
+    assert joined.tasks["task"].tolist() == [*TASKS] * 10
+    assert len(joined.by_router("fifty", DEFAULT, "own_weight")) == 3
+    assert joined.record["revision"] == "first"
+    text = " ".join((tmp_path / "docs" / "routing.md").read_text(encoding="utf-8").split())
+    assert "which stayed as they were: 3 of `sapt` in `long`." in text
+
+
+def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:
+    others = Tables(tables.runs, tables.tasks, tables.routers, tables.confusions, {**tables.record, "budget": {}})
+    with pytest.raises(UserError, match=r"^add: expected runs with the budget of the stored ones"):
+        tables.join(others)
+
+
+@pytest.mark.parametrize("arguments", [["routing", "--add"], ["rates", "--work", ".", "--add"]])
+def test_only_runs_of_routing_are_added(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "--add: expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", ["[1]", '{"stream": "long", "router": "magic", "routing": [1]}'])
 def test_folders_of_something_else_are_refused(tmp_path: Path, content: str) -> None:
     work = work_of(tmp_path / "work")
