@@ -13,7 +13,7 @@ from experiments.common.comparison import mean_of, where
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
 from experiments.routing.ceiling import ENCODER_RATES, EPOCHS, EPOCHS_OF, FOLDS, LINEAR, TUNED
-from experiments.routing.reach import AIMS, describe_mixed_up, describe_reach, reach_table
+from experiments.routing.reach import AIMS, describe_gains, describe_mixed_up, describe_reach, reach_table
 from experiments.routing.routers import DEFAULT
 from experiments.routing.run import BUDGETS, JOINT, LEARNT, REPLAY, ROWS, SAPT
 from experiments.routing.streams import ANSWER_WORDS, PLAIN, STREAMS, TRAINED
@@ -160,8 +160,8 @@ def describe_added(tables: Tables) -> str:
             seeds = [str(seed) for seed in sorted(tables.by_seed(stream, row, "AP")) if seed not in SEEDS]
             if seeds:
                 added.setdefault(join_words(seeds), []).append(f"`{row}` in `{stream}`")
-    named = "; ".join(f"{seeds} of {join_words(rows)}" for seeds, rows in added.items())
-    left_open = "Seeds added after the first three had left rules open, which stayed as they were"
+    named = "; ".join(f"{seeds} ({join_words(rows)})" for seeds, rows in added.items())
+    left_open = "Seeds that were added when the first three had left rules open, which stayed as they were"
     return f" {left_open}: {named}." if named else ""
 
 
@@ -249,6 +249,7 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
         reach,
         f"{describe_reach(tables)} Router's share: own weight of `sapt` (in `fifty` of the default router alone) over "
         "the value of the ceiling, paired by seed.",
+        describe_gains(tables),
         f"For users: which texts no router here tells apart is seen from what the better ceiling mixes up (mean share "
         f"of a task's test rows). {describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in "
         "the question need an instruction, as in `instructed`, or one adapter for all of them.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from experiments.common.claims import UNDECIDED, at_least, format_interval
-from experiments.common.comparison import mean_of, where
+from experiments.common.comparison import mean_of, paired, where
 from experiments.common.parts import Table, join_words
 from experiments.routing.ceiling import LINEAR, TUNED
 from experiments.routing.routers import DEFAULT
@@ -45,10 +45,15 @@ def judge_reach(values: Mapping[int, float], aim: float) -> str:
     return UNDECIDED if part is None else WITHIN_REACH if part else OUT_OF_REACH
 
 
-def shares_of(tables: Tables, stream: str, values: Mapping[int, float]) -> dict[int, float]:
-    """Return the router's own weight as a share of the ceiling's value, by seed; in `fifty` of the router alone."""
+def own_weights(tables: Tables, stream: str) -> dict[int, float]:
+    """Return the router's own weight by seed; in `fifty` that of the router alone."""
     whole = stream in PLAIN
-    own = tables.by_seed(stream, SAPT, "own_weight") if whole else tables.by_router(stream, DEFAULT, "own_weight")
+    return tables.by_seed(stream, SAPT, "own_weight") if whole else tables.by_router(stream, DEFAULT, "own_weight")
+
+
+def shares_of(tables: Tables, stream: str, values: Mapping[int, float]) -> dict[int, float]:
+    """Return the router's own weight as a share of the ceiling's value, by seed."""
+    own = own_weights(tables, stream)
     return {seed: own[seed] / value for seed, value in values.items() if seed in own}
 
 
@@ -68,17 +73,26 @@ def reach_table(tables: Tables) -> Table:
 
 def describe_reach(tables: Tables) -> str:
     """Return what the rule says of each aim."""
-    words: dict[str, list[str]] = {}
+    verdicts: dict[str, list[str]] = {}
     for stream, aim in AIMS.items():
         if better := better_ceiling(tables, stream):
             share = format_interval(mean_of(shares_of(tables, stream, better[2])), 2)
             text = f"{aim:g} in `{stream}` (the router has {share} of the ceiling)"
-            words.setdefault(judge_reach(better[2], aim), []).append(text)
-    return " ".join(f"By this rule it *{_phrase(word)}*: {join_words(texts)}." for word, texts in words.items())
+            verdicts.setdefault(judge_reach(better[2], aim), []).append(text)
+    return " ".join(f"*{word.capitalize()}*: {join_words(texts)}." for word, texts in verdicts.items())
 
 
-def _phrase(word: str) -> str:
-    return word if word == UNDECIDED else f"is {word}"
+def describe_gains(tables: Tables) -> str:
+    """Return by how much the own weights of the ceilings surpass that of the router."""
+    sentences = []
+    for ceiling, place in ((LINEAR, "on the same vectors"), (TUNED, "with the model trained")):
+        gains = {
+            stream: paired(tables.by_router(stream, ceiling, "own_weight"), own_weights(tables, stream))
+            for stream in AIMS
+        }
+        named = [f"{format_interval(gain, 2, signed=True)} (`{stream}`)" for stream, gain in gains.items() if gain]
+        sentences += [f"{place} {join_words(named)}"] if named else []
+    return f"Own weight of the ceilings minus that of the router: {'; '.join(sentences)}."
 
 
 def describe_mixed_up(tables: Tables) -> str:

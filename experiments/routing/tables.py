@@ -150,14 +150,16 @@ def _join(stored: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
 
 
 def _join_records(stored: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = [*stored["chosen"], *(one for one in more["chosen"] if one not in stored["chosen"])]
+    key = ("stream", "router", "seed")
+    chosen = {tuple(one[name] for name in key): one for one in (*stored["chosen"], *more["chosen"])}
+    new = {name: tasks for name, tasks in more["streams"].items() if name not in stored["streams"]}
     return {
         **stored,
         "revision": more["revision"] or stored["revision"],
         "regard": sorted({*stored["regard"], *more["regard"]}),
         "versions": finished.distinct([*stored["versions"], *more["versions"]]),
-        "streams": {**more["streams"], **stored["streams"]},
-        "chosen": chosen,
+        "streams": {**stored["streams"], **new},
+        "chosen": list(chosen.values()),
     }
 
 

@@ -144,7 +144,7 @@ def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(joined.by_router("fifty", DEFAULT, "own_weight")) == 3
     assert joined.record["revision"] == "first"
     text = " ".join((tmp_path / "docs" / "routing.md").read_text(encoding="utf-8").split())
-    assert "which stayed as they were: 3 of `sapt` in `long`." in text
+    assert "which stayed as they were: 3 (`sapt` in `long`)." in text
 
 
 def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:
