@@ -38,16 +38,13 @@ import torch
 from torch import Tensor, nn
 
 from experiments.common.runs import Case, make_missing
-from experiments.routing.routers import case_path, score_weights
-from experiments.routing.run import BUDGET, load_named
+from experiments.routing.routers import case_path, encode_rows, score_weights
+from experiments.routing.run import load_named
 from experiments.routing.streams import describe_stream, read_named
-from experiments.sapt.decoder import DECODER_BUDGET
 from experiments.sapt.run import SEEDS
 from regard.adapters.prompt_pool import embedding_reader
 from regard.adapters.queries import StateReader, mean_states
-from regard.continual.text_learner import encode_pairs
-from regard.data.encoding import encode
-from regard.data.stream import Stream, TextPairs
+from regard.data.stream import Stream
 from regard.models.pretrained import Loaded
 from regard.runs.output_dir import write_file
 from regard.runs.provenance import library_versions, regard_version
@@ -86,18 +83,9 @@ class Rows(NamedTuple):
 
 def read_rows(tasks: Stream, loaded: Loaded) -> tuple[Rows, Rows]:
     """Return the training and the test rows of all tasks."""
-    return _join([_encode(task.train, loaded) for task in tasks.tasks]), _join(
-        [_encode(task.test, loaded) for task in tasks.tasks]
+    return _join([encode_rows(task.train, loaded) for task in tasks.tasks]), _join(
+        [encode_rows(task.test, loaded) for task in tasks.tasks]
     )
-
-
-def _encode(rows: Any, loaded: Loaded) -> Inputs:
-    if isinstance(rows, TextPairs):
-        pairs = encode_pairs(rows, loaded.tokenizer, DECODER_BUDGET, encoder_decoder=False)
-        return {"input_ids": pairs.input_ids, "attention_mask": pairs.attention_mask.long()}
-    encoded = encode("sequence", rows, loaded.tokenizer, BUDGET.length, "natural")
-    (inputs,) = encoded.batches(len(encoded))
-    return {**inputs, "attention_mask": inputs["attention_mask"].long()}
 
 
 def _join(parts: Sequence[Inputs]) -> Rows:

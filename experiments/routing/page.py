@@ -247,8 +247,8 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
         f"reported; *within reach* if the whole interval is at least the aim; else it *{UNDECIDED}*. A ceiling is what "
         "these classifiers reach with these rows, no proof that nothing could do better.",
         reach,
-        f"{describe_reach(tables)} Router's share: own weight of `sapt` (in `fifty` of the default router alone) over "
-        "the value of the ceiling, paired by seed.",
+        f"{describe_reach(tables)} Router's share: own weight of the default router alone over the value of the "
+        "ceiling, paired by seed.",
         describe_gains(tables),
         f"For users: which texts no router here tells apart is seen from what the better ceiling mixes up (mean share "
         f"of a task's test rows). {describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in "

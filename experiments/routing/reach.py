@@ -9,7 +9,6 @@ from experiments.common.comparison import mean_of, paired, where
 from experiments.common.parts import Table, join_words
 from experiments.routing.ceiling import LINEAR, TUNED
 from experiments.routing.routers import DEFAULT
-from experiments.routing.run import SAPT
 from experiments.routing.streams import PLAIN
 from experiments.routing.tables import WEIGHTS, Tables
 
@@ -45,15 +44,9 @@ def judge_reach(values: Mapping[int, float], aim: float) -> str:
     return UNDECIDED if part is None else WITHIN_REACH if part else OUT_OF_REACH
 
 
-def own_weights(tables: Tables, stream: str) -> dict[int, float]:
-    """Return the router's own weight by seed; in `fifty` that of the router alone."""
-    whole = stream in PLAIN
-    return tables.by_seed(stream, SAPT, "own_weight") if whole else tables.by_router(stream, DEFAULT, "own_weight")
-
-
 def shares_of(tables: Tables, stream: str, values: Mapping[int, float]) -> dict[int, float]:
-    """Return the router's own weight as a share of the ceiling's value, by seed."""
-    own = own_weights(tables, stream)
+    """Return the own weight of the router alone as a share of the ceiling's value, by seed."""
+    own = tables.by_router(stream, DEFAULT, "own_weight")
     return {seed: own[seed] / value for seed, value in values.items() if seed in own}
 
 
@@ -87,7 +80,7 @@ def describe_gains(tables: Tables) -> str:
     sentences = []
     for ceiling, place in ((LINEAR, "on the same vectors"), (TUNED, "with the model trained")):
         gains = {
-            stream: paired(tables.by_router(stream, ceiling, "own_weight"), own_weights(tables, stream))
+            stream: paired(*(tables.by_router(stream, name, "own_weight") for name in (ceiling, DEFAULT)))
             for stream in AIMS
         }
         named = [f"{format_interval(gain, 2, signed=True)} (`{stream}`)" for stream, gain in gains.items() if gain]

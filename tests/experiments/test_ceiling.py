@@ -20,6 +20,7 @@ from experiments.routing.reach import (
     reach_table,
     shares_of,
 )
+from experiments.routing.routers import encode_rows
 from experiments.routing.tables import Tables
 from experiments.sapt.run import SEEDS
 from tests.continual.small_tasks import loaded, stream
@@ -34,7 +35,7 @@ def test_rows_of_all_tasks_are_joined_and_lose_columns_that_pad() -> None:
     longest = int(train.inputs["attention_mask"].sum(1).max())
     assert train.select(torch.arange(len(train.tasks))).inputs["input_ids"].shape[1] == longest
     second = train.select((train.tasks == 1).nonzero().flatten())
-    ids = ceiling._encode(tasks.tasks[1].train, loaded())["input_ids"][:, : second.inputs["input_ids"].shape[1]]
+    ids = encode_rows(tasks.tasks[1].train, loaded())["input_ids"][:, : second.inputs["input_ids"].shape[1]]
     assert torch.equal(second.inputs["input_ids"], ids)
 
 

@@ -1,5 +1,6 @@
 """The routing experiment: its streams, its runs, its rules and its page."""
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,10 +17,14 @@ from experiments.routing.page import NO_RUNS, NOT_HELD, RULES, judge, make_page,
 from experiments.routing.routers import CASES, DEFAULT, RouterCase, score, teach
 from experiments.routing.run import BUDGET, JOINT, REPLAY, ROWS, SAPT, make_run
 from experiments.routing.tables import Tables
+from experiments.sapt.decoder import DECODER_BUDGET
 from experiments.sapt.run import SEEDS
+from regard.continual.methods.sapt import Sapt, SaptNetwork
+from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
+from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
 
 TASKS = ("books", "films")
@@ -225,6 +230,17 @@ def test_vectors_are_read_by_task_and_split() -> None:
     sizes = [(len(task.train), len(task.test)) for task in stream(8).tasks]
     assert [(len(train), len(test)) for train, test in vectors] == sizes
     assert {rows.shape[1] for pair in vectors for rows in pair} == {reader.width}
+
+
+def test_vectors_of_prompts_are_those_that_a_run_reads() -> None:
+    tasks, decoder = small_text_tasks.stream(), small_text_tasks.loaded("llama")
+    budget = dataclasses.replace(BUDGET, length=DECODER_BUDGET.length, target_length=4)
+    learner = make_learner(tasks, Sapt(), decoder, budget, seed=0)
+    network = learner.network_as(SaptNetwork)
+    with learner.evaluation_mode():
+        read = torch.cat([network.vectors(rows) for rows in learner.iterate_batches(learner.items(0))])
+    vectors = routers.read_vectors(tasks, decoder, routers.make_reader(CASES[DEFAULT], decoder))
+    torch.testing.assert_close(vectors[0][0], read)
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
