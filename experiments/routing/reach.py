@@ -86,8 +86,8 @@ def describe_gains(tables: Tables) -> str:
         named = [f"{format_interval(gain, 2, signed=True)} (`{stream}`)" for stream, gain in gains.items() if gain]
         sentences += [f"{place} {join_words(named)}"] if named else []
     return (
-        f"Own weight of the ceilings minus that of the router: {'; '.join(sentences)}. The first is what another linear "
-        "rule would add on the vectors of the frozen model, the second what training the model for it would."
+        f"Own weight of the ceilings minus that of the router: {'; '.join(sentences)}. The first is what another "
+        "linear rule would add on the vectors of the frozen model, the second what training the model for it would."
     )
 
 
