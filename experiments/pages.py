@@ -1,11 +1,12 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
     python -m experiments.pages [papa prescale sapt sinks routing routers rates steps causes convert] [--check]
-        [--work DIR [--revision REV]] [--not-run "ROW;ROW"]
+        [--work DIR [--add] [--revision REV]] [--not-run "ROW;ROW"]
 
 Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, causes and convert,
 which are of no paper. With --work the stored tables of one of them (prescale, sapt, routing, routers, rates, steps or
-convert) are first made anew from the runs in DIR. A row of a page's first table that has no run is an error, unless
+convert) are first made anew from the runs in DIR; with --add, which routing has, the runs in DIR join the stored ones,
+and take the place of those of the same seed. A row of a page's first table that has no run is an error, unless
 --not-run names it (of prescale as "ROW on STREAM"): its record keeps that it was left out, and the page says so. With
 --check nothing is written; the exit code is 1 if a page or a table is out of date.
 """
@@ -77,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=f"some of {', '.join(ALL)} (default: all)")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a file is out of date")
     parser.add_argument("--work", type=Path, help="make the stored tables anew from the runs in this folder")
+    parser.add_argument("--add", action="store_true", help="keep the stored runs that the folder has none of (routing)")
     parser.add_argument("--not-run", help="rows of one of them that were left out, semicolons between")
     parser.add_argument("--revision", help="the revision of the code that made the runs, for the record")
     options = parser.parse_args(arguments)
@@ -95,7 +97,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.work is not None and not options.check:
         if len(papers) != 1 or papers[0].gather is None:
             raise UserError("--work needs one paper, prescale or sapt, or routing. Name it.")
-        papers[0].gather(options.work, options.revision, RESULTS)
+        gather = papers[0].add if options.add else papers[0].gather
+        if gather is None:
+            raise UserError(f"--add: expected routing, {papers[0].name} makes all its tables anew")
+        gather(options.work, options.revision, RESULTS)
+    elif options.add:
+        raise UserError("--add: expected --work DIR beside it, got none")
     if options.not_run is not None and not options.check:
         if len(papers) != 1:
             raise UserError("--not-run needs one paper. Name it.")

@@ -23,6 +23,7 @@ class Paper:
         load: Reads the stored tables of a folder.
         make_page: Makes the page from the tables and the verdicts.
         gather: Makes the stored tables anew from a folder of runs, where the experiment keeps those.
+        add: Adds the runs in a folder to the stored tables, where the experiment can.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Paper:
     load: Callable[[Path], Any]
     make_page: Callable[[Any, Sequence[Verdict]], Page]
     gather: Callable[[Path, str | None, Path], None] | None = None
+    add: Callable[[Path, str | None, Path], None] | None = None
 
     def judge(self, folder: Path) -> list[Verdict]:
         """Judge the claims from the tables in a folder."""

@@ -12,10 +12,13 @@ from experiments.common.claims import DASH, HOLDS, UNDECIDED, Part, at_least, at
 from experiments.common.comparison import mean_of, where
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
-from experiments.routing.routers import CASES, DEFAULT
+from experiments.routing.ceiling import ENCODER_RATES, EPOCHS, EPOCHS_OF, FOLDS, LINEAR, TUNED
+from experiments.routing.reach import AIMS, describe_gains, describe_mixed_up, describe_reach, reach_table
+from experiments.routing.routers import DEFAULT
 from experiments.routing.run import BUDGETS, JOINT, LEARNT, REPLAY, ROWS, SAPT
 from experiments.routing.streams import ANSWER_WORDS, PLAIN, STREAMS, TRAINED
-from experiments.routing.tables import SCORES, WEIGHTS, Tables
+from experiments.routing.tables import ROUTERS, SCORES, WEIGHTS, Tables
+from experiments.sapt.run import SEEDS
 
 NOT_HELD = "does not hold"
 NO_RUNS = "not run"
@@ -57,7 +60,7 @@ RULES = (
         PLAIN,
         lambda tables, stream: tables.by_seed(stream, SAPT, "own_weight"),
         at_least,
-        0.9,
+        AIMS["long"],
         2,
     ),
     Rule(
@@ -72,7 +75,7 @@ RULES = (
         ("fifty",),
         lambda tables, stream: tables.by_router(stream, DEFAULT, "own_weight"),
         at_least,
-        0.8,
+        AIMS["fifty"],
         2,
     ),
 )
@@ -81,11 +84,12 @@ RULES = (
 
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
     """Return the page of the experiment."""
-    rules, scores, routers = rule_table(tables), score_table(tables), router_table(tables)
+    rules, scores, routers, reach = (make(tables) for make in (rule_table, score_table, router_table, reach_table))
     files = [
         ("routing-runs.csv", "all runs"),
         ("routing-tasks.csv", "all tasks of all runs: accuracy when learnt and at the end, own weight"),
-        ("routing-routers.csv", "all routers alone"),
+        ("routing-routers.csv", "all routers alone, and the ceilings"),
+        ("routing-confusions.csv", "which tasks the ceilings take for which, by seed"),
         ("routing.json", "tasks, settings and versions"),
     ]
     learnt = " ".join(f"`{name}={value}`" for name, value in LEARNT.items())
@@ -104,7 +108,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             rules,
             "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
             f"and does not if the whole interval is beyond it; else it *{UNDECIDED}*. Runs are paired by seed, which "
-            "draws the rows and, in `mixed`, the order of tasks.",
+            f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)}",
             "## Whole runs",
             scores,
             "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
@@ -121,12 +125,13 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
             "training of adapters, which goes on teaching them, is left out. s: seconds for the second and the last "
             "task, without reading the vectors. More routers in closed form: [routers.md](routers.md).",
+            *describe_ceilings(tables, reach),
             "## Setting",
             describe_setting(tables),
             "## Not tried",
             describe_missing(tables),
         ],
-        (rules, scores, routers),
+        (rules, scores, routers, reach),
         (),
         files,
     )
@@ -145,6 +150,19 @@ def describe_answer(tables: Tables, rules: Table) -> str:
     counts = Counter(line[-1] for line in rules.rows)
     verdicts = join_words(f"{count} *{word}*" for word, count in counts.items())
     return f"{' '.join(sentences)} Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
+
+
+def describe_added(tables: Tables) -> str:
+    """Return which runs are of seeds beyond the first three."""
+    added: dict[str, list[str]] = {}
+    for stream in TRAINED:
+        for row in tables.rows(stream):
+            seeds = [str(seed) for seed in sorted(tables.by_seed(stream, row, "AP")) if seed not in SEEDS]
+            if seeds:
+                added.setdefault(join_words(seeds), []).append(f"`{row}` in `{stream}`")
+    named = "; ".join(f"{seeds} ({join_words(rows)})" for seeds, rows in added.items())
+    left_open = "Seeds that were added when the first three had left rules open, which stayed as they were"
+    return f" {left_open}: {named}." if named else ""
 
 
 def describe_begun(tables: Tables) -> str:
@@ -210,6 +228,34 @@ def describe_missing(tables: Tables) -> str:
     )
 
 
+def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
+    """Return the section on what is within reach; nothing without a ceiling."""
+    if not reach.rows:
+        return []
+    return [
+        "## Is the aim within reach?",
+        f"*{LINEAR.capitalize()}* and *{TUNED.removeprefix('all tasks at once, ')}*, above, are references that no "
+        "continual method may use: classifiers of tasks that see the training rows of all tasks at once. The linear "
+        "one reads the vectors of the default router; discriminant analysis or logistic regression, and how strongly "
+        f"it is held back, are chosen by {FOLDS}-fold cross-validation on training rows. The other is the whole model, "
+        f"trained for {EPOCHS} epochs ({EPOCHS_OF['fifty']} in `fifty`) at one of {len(ENCODER_RATES)} rates, which is "
+        "chosen on training rows left out; in `answers` it is the decoder. Command: `python -m "
+        "experiments.routing.ceiling --data DIR`.",
+        "The rule, fixed before they ran: the value of a ceiling is its own weight or its rows routed right, whichever "
+        "has the larger mean, since weights can be sharpened. The aim is *out of reach* on these rows if the whole "
+        "95 % interval of the better ceiling lies below it, and then the router's share of the ceiling is what is "
+        f"reported; *within reach* if the whole interval is at least the aim; else it *{UNDECIDED}*. A ceiling is what "
+        "these classifiers reach with these rows, no proof that nothing could do better.",
+        reach,
+        f"{describe_reach(tables)} Router's share: own weight of the default router alone over the value of the "
+        "ceiling, paired by seed.",
+        describe_gains(tables),
+        f"For users: which texts no router here tells apart is seen from what the better ceiling mixes up (mean share "
+        f"of a task's test rows). {describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in "
+        "the question need an instruction, as in `instructed`, or one adapter for all of them.",
+    ]
+
+
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -253,11 +299,14 @@ def router_table(tables: Tables) -> Table:
     """Routers alone, by stream: weights and seconds."""
     lines = []
     for stream in STREAMS:
-        for name in CASES:
+        for name in ROUTERS:
             values = {column: tables.by_router(stream, name, column) for column in tables.routers.columns[3:]}
             if values["own_weight"]:
                 weights = [format_interval(mean_of(values[column]), 2) for column in (*WEIGHTS, "same_source")]
-                seconds = [f"{median(values[column].values()):.3f}" for column in ("second_s", "last_s")]
+                seconds = [
+                    f"{median(values[column].values()):.3f}" if values[column] else DASH
+                    for column in ("second_s", "last_s")
+                ]
                 lines.append([stream, name, str(len(values["own_weight"])), *weights, *seconds])
     head = ("stream", "router", "seeds", "own weight", "routed right", "same source", "s, second", "s, last")
     return Table("routing-alone", "routers alone", head, lines)
@@ -268,6 +317,11 @@ def gather(work: Path, revision: str | None, folder: Path) -> None:
     Tables.gather(work, revision).save(folder)
 
 
+def add(work: Path, revision: str | None, folder: Path) -> None:
+    """Add the runs in a folder to the stored tables."""
+    Tables.load(folder).join(Tables.gather(work, revision)).save(folder)
+
+
 PAPER = Paper(
     "routing",
     "Routing texts without instructions",
@@ -276,4 +330,5 @@ PAPER = Paper(
     Tables.load,
     make_page,
     gather,
+    add,
 )

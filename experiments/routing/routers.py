@@ -1,6 +1,6 @@
 """Routers alone: which share of each task's texts they send to it once they know all tasks; no adapter is trained.
 
-    python -m experiments.routing.routers --data DIR [--streams long,mixed,fifty] [--routers "A;B"]
+    python -m experiments.routing.routers --data DIR [--streams long,mixed,instructed,answers,fifty] [--routers "A;B"]
         [--seeds 42,1,2] [--work DIR]
 
 A router gets the training rows of one task after another, as in a run; then all test rows are routed. The learnt one is
@@ -12,6 +12,7 @@ them for the learnt routers of fifty tasks.
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,20 +23,23 @@ import torch
 from torch import Tensor
 
 from experiments.common.runs import Case, make_missing
-from experiments.routing.run import BUDGET
+from experiments.routing.run import BUDGET, BUDGETS, load_named
 from experiments.routing.streams import ALONE, describe_stream, read_named
 from experiments.sapt.run import SEEDS
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.prompt_pool import embedding_reader
 from regard.adapters.queries import QueryReader
 from regard.adapters.reflection import mean_weights
 from regard.adapters.router_warmup import PastTask, warm_up_router
 from regard.adapters.routers import QueryName, Router, make_query_reader, make_router
 from regard.continual.methods.sapt import sample_rows
 from regard.continual.methods.sapt_config import SaptConfig
+from regard.continual.text_learner import encode_pairs
 from regard.data.encoding import encode
-from regard.data.stream import Stream
-from regard.models.pretrained import Loaded, load
+from regard.data.examples import Examples
+from regard.data.stream import Stream, TextPairs
+from regard.models.pretrained import Loaded
 from regard.runs.provenance import library_versions, regard_version
 
 DEFAULT = "closed form, states of a quarter and half"
@@ -64,16 +68,27 @@ Vectors = Sequence[tuple[Tensor, Tensor]]
 def make_reader(case: RouterCase, loaded: Loaded) -> QueryReader:
     """Return what reads the query vectors of a case."""
     half = max(1, loaded.model.config.num_hidden_layers // 2)
-    return make_query_reader(loaded.model, case.query, [half] if case.halves_only else None)
+    return make_query_reader(embedding_reader(loaded.model)[0], case.query, [half] if case.halves_only else None)
+
+
+def encode_rows(rows: Examples | TextPairs, loaded: Loaded, length: int = BUDGET.length) -> dict[str, Tensor]:
+    """Return what a model reads of texts, cut to `length`, or of prompts, cut to the length of `answers`."""
+    if isinstance(rows, TextPairs):
+        pairs = encode_pairs(rows, loaded.tokenizer, BUDGETS["answers"], encoder_decoder=False)
+        return {"input_ids": pairs.input_ids, "attention_mask": pairs.attention_mask.long()}
+    encoded = encode("sequence", rows, loaded.tokenizer, length, "natural")
+    (inputs,) = encoded.batches(len(encoded))
+    return {**inputs, "attention_mask": inputs["attention_mask"].long()}
 
 
 def read_vectors(tasks: Stream, loaded: Loaded, reader: QueryReader, length: int = BUDGET.length) -> Vectors:
     """Return the query vectors of all tasks."""
 
-    def read(examples: Any) -> Tensor:
-        encoded = encode("sequence", examples, loaded.tokenizer, length, "natural")
+    def read(rows: Any) -> Tensor:
+        inputs = encode_rows(rows, loaded, length)
+        parts = zip(*(values.split(64) for values in inputs.values()), strict=True)
         with torch.no_grad():
-            batches = ({**batch, "attention_mask": batch["attention_mask"].long()} for batch in encoded.batches(64))
+            batches = (dict(zip(inputs, part, strict=True)) for part in parts)
             return torch.cat([reader(batch, batch["attention_mask"].bool()).float() for batch in batches])
 
     return [(read(task.train), read(task.test)) for task in tasks.tasks]
@@ -108,14 +123,18 @@ def _open(attention: SharedAttention, rows: Tensor, past: Sequence[PastTask], ta
 
 def score(router: Router, vectors: Vectors, tasks: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the mean weight of each task and of all tasks of its source, and the share of its test rows sent to it."""
+    with torch.no_grad():
+        return score_weights([router.scores(test).softmax(-1) for _, test in vectors], tasks)
+
+
+def score_weights(weights: Sequence[Tensor], tasks: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the same from the weights (row, task) of the test rows of each task."""
     rows = []
-    for index, (task, (_, test)) in enumerate(zip(tasks, vectors, strict=True)):
+    for index, (task, of_task) in enumerate(zip(tasks, weights, strict=True)):
         same = [number for number, other in enumerate(tasks) if other.source == task.source]
-        with torch.no_grad():
-            weights = router.scores(test).softmax(-1)
-        means = weights.mean(0)
+        means = of_task.mean(0)
         line = {"task": task.name, "own_weight": float(means[index]), "same_source": float(means[same].sum())}
-        rows.append({**line, "own_largest": float((weights.argmax(1) == index).float().mean())})
+        rows.append({**line, "own_largest": float((of_task.argmax(1) == index).float().mean())})
     return rows
 
 
@@ -152,10 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     def cases() -> Iterator[Case]:
-        loaded = load("minilm")
+        load_model = functools.cache(partial(load_named, work=options.work))
         for seed in map(int, options.seeds.split(",")):
             for stream in options.streams.split(","):
-                tasks = read_named(stream, seed, options.data)
+                tasks, loaded = read_named(stream, seed, options.data), load_model(stream)
                 for name in options.routers.split(";"):
                     make: Callable[[], Mapping[str, Any]] = partial(make_case, stream, name, seed, tasks, loaded)
                     path = case_path(options.work, stream, name, seed)

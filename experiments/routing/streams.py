@@ -129,7 +129,7 @@ PLAIN = ("long", "mixed", "answers")
 """The streams of whole runs whose texts have no instructions."""
 TRAINED = (*PLAIN, "instructed")
 """The streams of whole runs."""
-ALONE = tuple(name for name in STREAMS if name != "answers")
+ALONE = tuple(STREAMS)
 """The streams of routers alone."""
 
 

@@ -14,6 +14,7 @@ import pandas as pd
 from experiments.common import runs as finished
 from experiments.common.comparison import ACCURACY, long_scores, mean_of, paired, where
 from experiments.common.parts import RESULTS
+from experiments.routing import ceiling
 from experiments.routing.routers import CASES
 from experiments.routing.run import BUDGET, ROWS
 from experiments.routing.streams import ALONE, STREAMS, TRAINED
@@ -32,15 +33,29 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "runs": (*KEY, *SCORES, *WEIGHTS, "train_s", "between_s", "run_s", "kept_bytes", "kept_examples"),
     "tasks": (*KEY, "task", "learnt", "AP", *WEIGHTS),
     "routers": ("stream", "router", "seed", *WEIGHTS, "same_source", "second_s", "last_s"),
+    "confusions": ("stream", "router", "seed", "task", "other", "share"),
 }
-"""The columns of docs/results/routing-NAME.csv: a run, a task of a run, and a router alone a line.
+"""The columns of docs/results/routing-NAME.csv: a run, a task of a run, a router alone, two tasks mixed up a line.
 
 `own_weight`: mean weight of the own adapter over a task's test rows, mean over tasks; `own_largest`: share of the rows
 of which it is the largest; `same_source`: mean weight of all tasks of the same data set. `train_s` are seconds of
 training, `between_s` of what a method does before a task's training and after it; `second_s` and `last_s` what a router
 takes for the second and the last task. `learnt`: accuracy among the labels so far when the task was just learnt.
+`routers` has the ceilings too, without seconds; `share` is that of a task's test rows that a ceiling sends to another.
 """
-FLOATS = tuple(column for columns in COLUMNS.values() for column in columns if column not in (*KEY, "task", "router"))
+NAMES = (*KEY, "task", "router", "other")
+FLOATS = tuple(column for columns in COLUMNS.values() for column in columns if column not in NAMES)
+ROUTERS: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(CASES, ALONE),
+    **dict.fromkeys((ceiling.LINEAR, ceiling.TUNED), ceiling.STREAMS),
+}
+"""Routers alone and ceilings, with the streams that they are measured on."""
+RANKS: Mapping[str, Sequence[str]] = {
+    "stream": tuple(dict.fromkeys((*TRAINED, *STREAMS))),
+    "row": tuple(ROWS),
+    "router": tuple(ROUTERS),
+}
+"""In which order tables have their lines."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +65,7 @@ class Tables:
     runs: pd.DataFrame
     tasks: pd.DataFrame
     routers: pd.DataFrame
+    confusions: pd.DataFrame
     record: Mapping[str, Any]
 
     @classmethod
@@ -62,6 +78,9 @@ class Tables:
             runs=finished.make_table((_run(run) for run in runs), COLUMNS["runs"], FLOATS),
             tasks=finished.make_table((line for run in runs for line in _tasks(run)), COLUMNS["tasks"], FLOATS),
             routers=finished.make_table((_router(case) for case in routers), COLUMNS["routers"], FLOATS),
+            confusions=finished.make_table(
+                (line for case in routers for line in _confusions(case)), COLUMNS["confusions"], FLOATS
+            ),
             record=_record(runs, routers, revision),
         )
 
@@ -75,6 +94,19 @@ class Tables:
         """Write the tables into a folder."""
         tables = {name: getattr(self, name) for name in COLUMNS}
         finished.save_tables(Path(folder), "routing", RECORD, tables, self.record)
+
+    def join(self, more: Tables) -> Tables:
+        """Return these tables with those of more runs, which take the place of runs of the same seed.
+
+        Raises:
+            UserError: The runs are of other settings.
+        """
+        for name in ("model", "rows", "budget"):
+            if self.record[name] != more.record[name]:
+                problem = f"{self.record[name]}, got {more.record[name]}"
+                raise UserError(f"add: expected runs with the {name} of the stored ones, {problem}")
+        tables = {name: _join(getattr(self, name), getattr(more, name)) for name in COLUMNS}
+        return Tables(**tables, record=_join_records(self.record, more.record))
 
     def rows(self, stream: str) -> list[str]:
         """Return the rows with runs on a stream."""
@@ -107,6 +139,30 @@ def _by_seed(rows: pd.DataFrame, column: str) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in zip(present["seed"], present[column], strict=True)}
 
 
+def _join(stored: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of both tables in order, without stored ones whose run the others have too."""
+    key = [name for name in ("stream", "row", "router", "seed") if name in stored]
+    again = pd.MultiIndex.from_frame(stored[key]).isin(pd.MultiIndex.from_frame(more[key]))
+    parts = [part for part in (stored[~again], more) if len(part)]
+    table = pd.concat(parts, ignore_index=True) if parts else stored
+    places = table[key].assign(**{name: table[name].map(RANKS[name].index) for name in key if name in RANKS})
+    return table.loc[places.sort_values(key, kind="stable").index].reset_index(drop=True)
+
+
+def _join_records(stored: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    key = ("stream", "router", "seed")
+    chosen = {tuple(one[name] for name in key): one for one in (*stored["chosen"], *more["chosen"])}
+    new = {name: tasks for name, tasks in more["streams"].items() if name not in stored["streams"]}
+    return {
+        **stored,
+        "revision": more["revision"] or stored["revision"],
+        "regard": sorted({*stored["regard"], *more["regard"]}),
+        "versions": finished.distinct([*stored["versions"], *more["versions"]]),
+        "streams": {**stored["streams"], **new},
+        "chosen": list(chosen.values()),
+    }
+
+
 # -- from runs -------------------------------------------------------------------------------------------------------
 
 
@@ -115,7 +171,7 @@ def _is_known(run: Mapping[str, Any]) -> bool:
 
 
 def _sort_key(run: Mapping[str, Any]) -> tuple[int, int, int]:
-    return TRAINED.index(run["stream"]), list(ROWS).index(run["row"]), run["seed"]
+    return RANKS["stream"].index(run["stream"]), RANKS["row"].index(run["row"]), run["seed"]
 
 
 def _run(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +219,7 @@ def _read_routers(work: Path) -> list[dict[str, Any]]:
     for path in sorted(work.glob("routers-*/*.json")):
         try:
             case = json.loads(path.read_text(encoding="utf-8"))
-            known = case["stream"] in ALONE and case["router"] in CASES and bool(case["routing"])
+            known = case["stream"] in ROUTERS.get(case["router"], ()) and bool(case["routing"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"work: expected cases of experiments.routing.routers, {path} is none: {error!r}"
@@ -175,16 +231,21 @@ def _read_routers(work: Path) -> list[dict[str, Any]]:
 
 
 def _router_key(case: Mapping[str, Any]) -> tuple[int, int, int]:
-    return list(STREAMS).index(case["stream"]), list(CASES).index(case["router"]), case["seed"]
+    return RANKS["stream"].index(case["stream"]), RANKS["router"].index(case["router"]), case["seed"]
 
 
 def _router(case: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: case[name] for name in ("stream", "router", "seed")},
         **{name: _mean(case["routing"], name) for name in (*WEIGHTS, "same_source")},
-        "second_s": case["seconds"][1],
-        "last_s": case["seconds"][-1],
+        "second_s": case["seconds"][1] if case["router"] in CASES else None,
+        "last_s": case["seconds"][-1] if case["router"] in CASES else None,
     }
+
+
+def _confusions(case: Mapping[str, Any]) -> list[dict[str, Any]]:
+    lines = () if case["router"] in CASES else case["taken_for"]
+    return [{**{name: case[name] for name in ("stream", "router", "seed")}, **line} for line in lines]
 
 
 def _record(runs: Sequence[Any], routers: Sequence[Any], revision: str | None) -> dict[str, Any]:
@@ -200,4 +261,9 @@ def _record(runs: Sequence[Any], routers: Sequence[Any], revision: str | None) -
         "rows": {row: dataclasses.asdict(of) for row, of in ROWS.items()},
         "budget": {name: value for name, value in dataclasses.asdict(BUDGET).items() if value is not None},
         "streams": streams,
+        "chosen": [
+            {name: case[name] for name in ("stream", "router", "seed", "chosen")}
+            for case in routers
+            if case["router"] not in CASES
+        ],
     }

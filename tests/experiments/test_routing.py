@@ -1,5 +1,6 @@
 """The routing experiment: its streams, its runs, its rules and its page."""
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -16,10 +17,14 @@ from experiments.routing.page import NO_RUNS, NOT_HELD, RULES, judge, make_page,
 from experiments.routing.routers import CASES, DEFAULT, RouterCase, score, teach
 from experiments.routing.run import BUDGET, JOINT, REPLAY, ROWS, SAPT, make_run
 from experiments.routing.tables import Tables
+from experiments.sapt.decoder import DECODER_BUDGET
 from experiments.sapt.run import SEEDS
+from regard.continual.methods.sapt import Sapt, SaptNetwork
+from regard.continual.run import make_learner
 from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import ClassificationTask
 from regard.errors import UserError
+from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
 
 TASKS = ("books", "films")
@@ -127,6 +132,38 @@ def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.M
     assert len(Tables.load().runs) == 9
 
 
+def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work_of(tmp_path / "work")
+    assert main(["routing", "--work", "work", "--revision", "first"]) == 0
+    more = tmp_path / "more" / "run-long"
+    more.mkdir(parents=True)
+    for row, seed, final in ((SAPT, 3, 73.0), (SAPT, SEEDS[0], 50.0)):
+        (more / f"{row}-{seed}.json").write_text(json.dumps(run_of(row, seed, final)))
+    assert main(["routing", "--work", "more", "--add"]) == 0
+    joined = Tables.load()
+    assert joined.by_seed("long", SAPT, "AP") == {SEEDS[0]: 50.0, SEEDS[1]: 71.0, SEEDS[2]: 72.0, 3: 73.0}
+    assert joined.runs["row"].tolist() == [SAPT] * 4 + [REPLAY] * 3 + [JOINT] * 3
+    assert joined.runs["seed"].tolist()[:4] == [1, 2, 3, 42]
+    assert joined.tasks["task"].tolist() == [*TASKS] * 10
+    assert len(joined.by_router("fifty", DEFAULT, "own_weight")) == 3
+    assert joined.record["revision"] == "first"
+    text = " ".join((tmp_path / "docs" / "routing.md").read_text(encoding="utf-8").split())
+    assert "which stayed as they were: 3 (`sapt` in `long`)." in text
+
+
+def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:
+    others = Tables(tables.runs, tables.tasks, tables.routers, tables.confusions, {**tables.record, "budget": {}})
+    with pytest.raises(UserError, match=r"^add: expected runs with the budget of the stored ones"):
+        tables.join(others)
+
+
+@pytest.mark.parametrize("arguments", [["routing", "--add"], ["rates", "--work", ".", "--add"]])
+def test_only_runs_of_routing_are_added(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "--add: expected" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("content", ["[1]", '{"stream": "long", "router": "magic", "routing": [1]}'])
 def test_folders_of_something_else_are_refused(tmp_path: Path, content: str) -> None:
     work = work_of(tmp_path / "work")
@@ -193,6 +230,17 @@ def test_vectors_are_read_by_task_and_split() -> None:
     sizes = [(len(task.train), len(task.test)) for task in stream(8).tasks]
     assert [(len(train), len(test)) for train, test in vectors] == sizes
     assert {rows.shape[1] for pair in vectors for rows in pair} == {reader.width}
+
+
+def test_vectors_of_prompts_are_those_that_a_run_reads() -> None:
+    tasks, decoder = small_text_tasks.stream(), small_text_tasks.loaded("llama")
+    budget = dataclasses.replace(BUDGET, length=DECODER_BUDGET.length, target_length=4)
+    learner = make_learner(tasks, Sapt(), decoder, budget, seed=0)
+    network = learner.network_as(SaptNetwork)
+    with learner.evaluation_mode():
+        read = torch.cat([network.vectors(rows) for rows in learner.iterate_batches(learner.items(0))])
+    vectors = routers.read_vectors(tasks, decoder, routers.make_reader(CASES[DEFAULT], decoder))
+    torch.testing.assert_close(vectors[0][0], read)
 
 
 # -- streams ---------------------------------------------------------------------------------------------------------
