@@ -34,7 +34,7 @@ COURSE = (
         *("--held-out", "--held-out-samples", "--evaluate", "--trackers"),
         "--save-steps",
     ),
-    *("--weight-decay", "--max-steps", "--adapter"),
+    *("--weight-decay", "--min-steps", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
 MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
