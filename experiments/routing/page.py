@@ -108,7 +108,9 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             rules,
             "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
             f"and does not if the whole interval is beyond it; else it *{UNDECIDED}*. Runs are paired by seed, which "
-            f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)}",
+            f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)} A seed repeats a router, but "
+            "scores only on one kind of processor: `joint` in `mixed`, repeated on another by the same code, differed "
+            "by some points of AP.",
             "## Whole runs",
             scores,
             "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
