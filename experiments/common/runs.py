@@ -84,6 +84,12 @@ def read_files(paths: Iterable[Path]) -> list[Any]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
+def final_scores(matrix: pd.DataFrame) -> dict[str, float]:
+    """Return the mean score over tasks after the last one, by scenario, as `AP SCENARIO`."""
+    last = matrix[matrix["after_task"] == matrix["after_task"].max()]
+    return {f"AP {scenario}": float(rows["score"].mean()) for scenario, rows in last.groupby("scenario")}
+
+
 def matrix_rows(run: Mapping[str, Any], key: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the accuracy matrix with a row a cell: `key`, the cell, and its score in both scenarios."""
     rows: dict[tuple[int, int], dict[str, Any]] = {}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from experiments.common import runs as finished
 from experiments.common.claims import DASH
 from experiments.common.papers import Paper
-from experiments.common.parts import RESULTS, Page, Table
+from experiments.common.parts import Page, Table
+from experiments.common.run_table import RunTable
 from experiments.convert.run import (
     ATTENTIONS,
     BASES,
@@ -45,27 +44,20 @@ CAUTION = (
 TITLE = "Conversions of small models"
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(RunTable):
     """The runs, a line each, and the record of versions."""
 
-    runs: pd.DataFrame
-    record: Mapping[str, Any]
+    name, module, columns, floats = "conversions", "experiments.convert.run", COLUMNS["runs"], FLOATS
 
     @classmethod
-    def gather(cls, work: Path, revision: str | None) -> Tables:
-        """Make the table from the runs in a folder. Raises UserError."""
-        with finished.reading("runs of experiments.convert.run", work):
-            runs = finished.read_files(path for base in BASES for path in (work / base).glob("*.json"))
-            runs.sort(key=_sort_key)
-        table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
-        return cls(table, {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)})
+    def paths(cls, work: Path) -> Iterable[Path]:
+        return (path for base in BASES for path in (work / base).glob("*.json"))
 
     @classmethod
-    def load(cls, folder: Path = RESULTS) -> Tables:
-        """Load the table of a folder. Raises UserError if it is missing."""
-        tables, record = finished.load_tables(folder, "conversions", RECORD, COLUMNS, FLOATS)
-        return cls(tables["runs"], record)
+    def place(cls, run: Mapping[str, Any]) -> tuple[Any, ...]:
+        attentions = (CONTROL, *ATTENTIONS)
+        place = (list(BASES).index(run["base"]), attentions.index(run["attention"]), list(STAGES).index(run["stages"]))
+        return (*place, run["layer_rate"], run["model_rate"], run["seed"])
 
     def select(self, run: Conversion) -> pd.DataFrame:
         """Return the line of a run, or none."""
@@ -98,12 +90,6 @@ def mean_losses(tables: Tables) -> dict[float, float]:
     """Return the mean over bases and attentions of the loss at the end, by rate of the model."""
     found = {rate: tables.values("final", model_rate=rate) for rate in MODEL_RATES}
     return {rate: sum(losses) / len(losses) for rate, losses in found.items() if losses}
-
-
-def _sort_key(run: Mapping[str, Any]) -> tuple[Any, ...]:
-    attentions = (CONTROL, *ATTENTIONS)
-    place = (list(BASES).index(run["base"]), attentions.index(run["attention"]), list(STAGES).index(run["stages"]))
-    return (*place, run["layer_rate"], run["model_rate"], run["seed"])
 
 
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
@@ -260,10 +246,4 @@ def _rate_table(tables: Tables, name: str, about: str, varied: str) -> Table:
     return Table(name, about, head, lines)
 
 
-def gather(work: Path, revision: str | None, folder: Path) -> None:
-    """Make the stored table anew from the runs in a folder."""
-    tables = Tables.gather(work, revision)
-    finished.save_tables(folder, "conversions", RECORD, {"runs": tables.runs}, tables.record)
-
-
-PAPER = Paper("convert", TITLE, COMMAND, (), Tables.load, make_page, gather)
+PAPER = Paper("convert", TITLE, COMMAND, (), Tables.load, make_page, Tables.store)

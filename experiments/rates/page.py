@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from experiments.common import runs as finished
 from experiments.common.papers import Paper
-from experiments.common.parts import RESULTS, Page, Table
+from experiments.common.parts import Page, Table
+from experiments.common.run_table import RunTable
 from experiments.rates.run import HEADS, LABELS, LENGTH, LINEAR, RATES, SEED, STREAMS, TASKS
 from regard.continual.training_phase import ADAPTER_RATE
 
@@ -22,37 +18,19 @@ CHOSEN = ("sapt", "replay-lora")
 """The methods that decide."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(RunTable):
     """The runs, a line each, and the record of versions."""
 
-    runs: pd.DataFrame
-    record: Mapping[str, Any]
+    name, module, columns, floats = "rates", "experiments.rates.run", COLUMNS["runs"], FLOATS
 
     @classmethod
-    def gather(cls, work: Path, revision: str | None) -> Tables:
-        """Make the table from the runs in a folder. Raises UserError."""
-        with finished.reading("runs of experiments.rates.run", work):
-            runs = finished.read_files(work.glob("*/*.json"))
-            runs.sort(key=_sort_key)
-        table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
-        record = {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)}
-        return cls(table, record)
-
-    @classmethod
-    def load(cls, folder: Path = RESULTS) -> Tables:
-        """Load the table of a folder. Raises UserError if it is missing."""
-        tables, record = finished.load_tables(folder, "rates", RECORD, COLUMNS, FLOATS)
-        return cls(tables["runs"], record)
+    def place(cls, run: Mapping[str, Any]) -> tuple[Any, ...]:
+        return STREAMS.index(run["stream"]), list(RATES).index(run["method"]), HEADS.index(run["head"]), run["rate"]
 
     def mean(self, head: str, rate: float, column: str) -> float | None:
         """Return the mean over streams and the methods that decide; None unless all were run."""
         rows = self.runs[(self.runs["head"] == head) & self.runs["method"].isin(CHOSEN) & (self.runs["rate"] == rate)]
         return float(rows[column].mean()) if len(rows) == len(CHOSEN) * len(STREAMS) else None
-
-
-def _sort_key(run: Mapping[str, Any]) -> tuple[int, int, int, float]:
-    return STREAMS.index(run["stream"]), list(RATES).index(run["method"]), HEADS.index(run["head"]), run["rate"]
 
 
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
@@ -123,12 +101,6 @@ def run_table(tables: Tables) -> Table:
     return Table("rates-all", "all runs", ("stream", "method", "head", "rate", "AP TIL", "AP CIL"), lines)
 
 
-def gather(work: Path, revision: str | None, folder: Path) -> None:
-    """Make the stored table anew from the runs in a folder."""
-    tables = Tables.gather(work, revision)
-    finished.save_tables(folder, "rates", RECORD, {"runs": tables.runs}, tables.record)
-
-
 PAPER = Paper(
     "rates",
     "Learning rate and head of adapters",
@@ -136,5 +108,5 @@ PAPER = Paper(
     (),
     Tables.load,
     make_page,
-    gather,
+    Tables.store,
 )

@@ -10,7 +10,6 @@ again; all take an hour on one core.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, make_missing
-from experiments.routing.streams import read_mixed
+from experiments.common.runs import Case, final_scores, make_missing
+from experiments.routing.streams import read_mixed, take_first
 from regard.data.stream import Stream
 from regard.runs.provenance import library_versions, regard_version
 
@@ -37,8 +36,7 @@ def read_tasks(name: str, data: str) -> str | Stream:
     """Return a stream of `STREAMS`: a name, or its tasks."""
     if name != "mixed":
         return name
-    stream = read_mixed(SEED, data)
-    return dataclasses.replace(stream, tasks=stream.tasks[:TASKS], order=tuple(range(TASKS)))
+    return take_first(read_mixed(SEED, data), TASKS)
 
 
 def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dict[str, Any]:
@@ -52,13 +50,14 @@ def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dic
     result = regard.learn(
         read_tasks(stream, data), method, model="minilm", learning_rate=rate, length=LENGTH, **options
     )
-    matrix = result.accuracy_matrix
-    last = matrix[matrix["after_task"] == matrix["after_task"].max()]
-    scores = {f"AP {scenario}": float(rows["score"].mean()) for scenario, rows in last.groupby("scenario")}
     return {
         **{"stream": stream, "method": method, "rate": rate, "head": head, "seed": SEED},
-        **scores,
-        **{"tasks": int(last["task"].nunique()), "regard": regard_version(), "versions": library_versions()},
+        **final_scores(result.accuracy_matrix),
+        **{
+            "tasks": int(result.accuracy_matrix["task"].nunique()),
+            "regard": regard_version(),
+            "versions": library_versions(),
+        },
     }
 
 

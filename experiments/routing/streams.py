@@ -107,6 +107,11 @@ def read_mixed(seed: int, data: str, train: int = TRAIN) -> Stream:
     return assemble("mixed", raw, seed, train)
 
 
+def take_first(stream: Stream, number: int) -> Stream:
+    """Return the first tasks of a stream, in their order."""
+    return dataclasses.replace(stream, tasks=stream.tasks[:number], order=tuple(range(number)))
+
+
 def read_fifty(seed: int, data: str) -> Stream:
     """Read fifty tasks, some without labels: for routers alone."""
     raw = [*_read_glue(data), _read_news(data), *_read_dbpedia(data, (2,) * 7), _read_entities(data)]

@@ -102,9 +102,7 @@ class Tables:
             UserError: The runs are of other settings.
         """
         for name in ("model", "rows", "budget"):
-            defaults = {"min_steps": 0} if name == "budget" else None  # budgets were stored before it had that field
-            stored = self.record[name] if defaults is None else defaults | self.record[name]
-            if stored != more.record[name]:
+            if self.record[name] != more.record[name]:
                 problem = f"{self.record[name]}, got {more.record[name]}"
                 raise UserError(f"add: expected runs with the {name} of the stored ones, {problem}")
         tables = {name: _join(getattr(self, name), getattr(more, name)) for name in COLUMNS}

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from experiments.common import runs as finished
 from experiments.common.papers import Paper
-from experiments.common.parts import RESULTS, Page, Table
+from experiments.common.parts import Page, Table
+from experiments.common.run_table import RunTable
 from experiments.steps.run import LENGTH, METHODS, ROWS, SEED, STEPS, TASKS
 from regard.commands.learn.config import SCALES
 
@@ -22,28 +19,18 @@ MARGIN = 3.0
 """Points of AP that further steps must bring."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tables:
+class Tables(RunTable):
     """The runs, a line each, and the record of versions."""
 
-    runs: pd.DataFrame
-    record: Mapping[str, Any]
+    name, module, columns, floats = "steps", "experiments.steps.run", COLUMNS["runs"], FLOATS
 
     @classmethod
-    def gather(cls, work: Path, revision: str | None) -> Tables:
-        """Make the table from the runs in a folder. Raises UserError."""
-        with finished.reading("runs of experiments.steps.run", work):
-            runs = finished.read_files(work.glob("*.json"))
-            runs.sort(key=lambda run: (run["rows"], METHODS.index(run["method"]), run["steps"]))
-        table = finished.make_table(runs, COLUMNS["runs"], FLOATS)
-        record = {"revision": revision, "versions": finished.distinct(run["versions"] for run in runs)}
-        return cls(table, record)
+    def paths(cls, work: Path) -> Iterable[Path]:
+        return work.glob("*.json")
 
     @classmethod
-    def load(cls, folder: Path = RESULTS) -> Tables:
-        """Load the table of a folder. Raises UserError if it is missing."""
-        tables, record = finished.load_tables(folder, "steps", RECORD, COLUMNS, FLOATS)
-        return cls(tables["runs"], record)
+    def place(cls, run: Mapping[str, Any]) -> tuple[Any, ...]:
+        return run["rows"], METHODS.index(run["method"]), run["steps"]
 
     def mean(self, steps: int, column: str, rows: int | None = None) -> float | None:
         """Return the mean over methods, and over numbers of rows unless one is given; None unless all were run."""
@@ -119,12 +106,6 @@ def run_table(tables: Tables) -> Table:
     return Table("steps-all", "all runs", ("rows", "method", "steps", "AP TIL", "AP CIL", "s"), lines)
 
 
-def gather(work: Path, revision: str | None, folder: Path) -> None:
-    """Make the stored table anew from the runs in a folder."""
-    tables = Tables.gather(work, revision)
-    finished.save_tables(folder, "steps", RECORD, {"runs": tables.runs}, tables.record)
-
-
 PAPER = Paper(
     "steps",
     "Steps of a small task",
@@ -132,5 +113,5 @@ PAPER = Paper(
     (),
     Tables.load,
     make_page,
-    gather,
+    Tables.store,
 )

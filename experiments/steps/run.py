@@ -13,7 +13,6 @@ classes of all tasks (CIL), over both methods and both numbers of rows, is withi
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -21,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, make_missing
-from experiments.routing.streams import read_mixed
-from regard.data.stream import Stream
+from experiments.common.runs import Case, final_scores, make_missing
+from experiments.routing.streams import read_mixed, take_first
 from regard.runs.provenance import library_versions, regard_version
 
 METHODS = ("sapt", "replay-lora")
@@ -34,15 +32,9 @@ MANY = 1000
 """Epochs that no number of steps here reaches."""
 
 
-def read_tasks(rows: int, data: str) -> Stream:
-    """Return the first tasks of `mixed` with so many training rows each."""
-    stream = read_mixed(SEED, data, rows)
-    return dataclasses.replace(stream, tasks=stream.tasks[:TASKS], order=tuple(range(TASKS)))
-
-
 def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
     """Run a method with a number of steps a task and return the content of its file."""
-    stream = read_tasks(rows, data)
+    stream = take_first(read_mixed(SEED, data, rows), TASKS)
     result = regard.learn(
         stream,
         method,
@@ -54,12 +46,10 @@ def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
         save_models=False,
         seeds=[SEED],
     )
-    matrix, cost = result.accuracy_matrix, result.cost
-    last = matrix[matrix["after_task"] == matrix["after_task"].max()]
-    scores = {f"AP {scenario}": float(of["score"].mean()) for scenario, of in last.groupby("scenario")}
+    cost = result.cost
     return {
         **{"method": method, "rows": rows, "steps": steps, "seed": SEED},
-        **scores,
+        **final_scores(result.accuracy_matrix),
         **{"trained": sorted({int(number) for number in cost["steps"]}), "seconds": float(cost["seconds"].sum())},
         **{"regard": regard_version(), "versions": library_versions()},
     }
