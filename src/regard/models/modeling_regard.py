@@ -227,12 +227,9 @@ class RegardModel(PreTrainedModel):
         width = config.hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, width)
         self.sink_token = nn.Parameter(torch.zeros(width)) if config.attention["sink_token"] else None
-        longest, positions = (
-            config.max_position_embeddings + config.attention["sink_token"],
-            config.attention["positions"],
-        )
+        positions, table = config.attention["positions"], torch.zeros(NUM_BUCKETS, config.num_attention_heads)
+        longest = config.max_position_embeddings + config.attention["sink_token"]
         self.embed_positions = nn.Embedding(longest, width) if positions == "learned" else None
-        table = torch.zeros(NUM_BUCKETS, config.num_attention_heads)
         self.distance_table = nn.Parameter(table) if positions == "t5" else None
         self.layers = nn.ModuleList(RegardDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else nn.Identity()
@@ -253,24 +250,22 @@ class RegardModel(PreTrainedModel):
             real, place, position = pad(real, (1, 0), value=True), pad(place, (1, 0)), pad(position, (1, 0))
             x = x if offset else torch.cat([self.sink_token.expand(len(x), 1, -1), x], dim=1)
         position = position[:, -x.shape[1] :]
-        x = x + self.embed_place(position).to(x.dtype)
+        if self.embed_positions is not None:
+            x = x + self.embed_positions(position)
+        elif self.config.attention["positions"] == "sinusoidal":
+            x = x + self.sinusoids(position).to(x.dtype)
         shared = self.share(place, position, real, x)
         for layer in self.layers:
             x = layer(x, shared, past_key_values)
         x = self.norm(x)[:, 0 if offset else sink :]
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
 
-    def embed_place(self, position: Tensor) -> Tensor:
-        """Return what is added to the input at each position: a learned vector, or sines and cosines."""
+    def sinusoids(self, position: Tensor) -> Tensor:
+        """Return sines in even and cosines in odd features of each position, in float32."""
         width = self.config.hidden_size
-        if self.embed_positions is not None:
-            return self.embed_positions(position)
-        waves = torch.zeros(*position.shape, width, device=position.device)
-        if self.config.attention["positions"] == "sinusoidal":
-            powers = torch.arange(0, width, 2, device=position.device)
-            angles = position[..., None] * torch.exp(powers * (-math.log(10_000.0) / width))
-            waves[..., 0::2], waves[..., 1::2] = angles.sin(), angles.cos()[..., : width // 2]
-        return waves
+        powers = torch.arange(0, width, 2, device=position.device)
+        angles = position[..., None] * torch.exp(powers * (-math.log(10_000.0) / width))
+        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[..., :width]
 
     def real_tokens(self, mask: Tensor | None, cache: Any, read: int, x: Tensor) -> Tensor:
         """Return which tokens are no padding, (batch, token), with those read before. Refuse other input."""

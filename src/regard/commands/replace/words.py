@@ -293,26 +293,32 @@ def _baselines(outcome: Outcome, metadata: Mapping[str, Any]) -> list[str]:
     """Format what a task without attention scores: other constants in all heads, and the most frequent label."""
     others = outcome.drops[(outcome.drops["rank_heads_by"] != ATTENTION) & (outcome.drops["dynamic_fraction"] == 0)]
     others = others[others["constants"] != outcome.constants].drop_duplicates([*GROUP, "constants"])
-    lines = []
-    for (model, task, _), rows in others.groupby(GROUP, sort=False):
-        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST))
-        for row in rows.itertuples():
-            cells = [labels.number(float(row.score), 3), row_drop(row)]
-            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
+    lines = [
+        line
+        for (model, task, _), rows in others.groupby(GROUP, sort=False)
+        for line in _named(outcome, model, task, rows)
+    ]
     majority = labels.metadata_number(metadata, "data", "majority")
     if majority is not None and others["task"].nunique() == 1:
         lines.append(_line("  most frequent label", [labels.number(majority, 3), ""], WIDEST))
     return ["For comparison, all heads constant", *lines] if lines else []
 
 
+def _named(outcome: Outcome, model: Any, task: Any, rows: pd.DataFrame) -> list[str]:
+    """Format the title of a task, and a line of score and drop for each row of drops."""
+    lines = [_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST)]
+    for row in rows.itertuples():
+        cells = [labels.number(float(row.score), 3), row_drop(row)]
+        lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
+    return lines
+
+
 def _operations(outcome: Outcome) -> list[str]:
     lines = []
     for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
-        lines.append(_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST))
-        lines.append(_line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""], WIDEST))
-        for row in rows.itertuples():
-            cells = [labels.number(float(row.score), 3), row_drop(row)]
-            lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
+        head, *named = _named(outcome, model, task, rows)
+        original = _line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""], WIDEST)
+        lines += [head, original, *named]
     return ["Other operations instead of softmax", *lines] if lines else []
 
 
