@@ -76,7 +76,8 @@ def test_the_interval_of_a_ratio() -> None:
     left_out = (sums.sum() - sums) / (counts.sum() - counts)
     deviation = math.sqrt(399 / 400 * np.square(left_out - left_out.mean()).sum())
     assert ratio_half_width(sums, counts) == pytest.approx(t_half_width(400, deviation * 20), rel=0.01)
-    assert math.isnan(ratio_half_width([1.0], [2]))
+    assert ratio_half_width([*sums[:9], 0, 0], [*counts[:9], 0, 0]) == ratio_half_width(sums[:9], counts[:9])
+    assert math.isnan(ratio_half_width([1.0, 0.0], [2, 0]))
 
 
 def test_few_values_give_what_they_can() -> None:

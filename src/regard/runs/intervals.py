@@ -63,13 +63,14 @@ def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:
 def ratio_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats) -> float:
     """Return half of the 95 % interval of Σ sums / Σ counts over units such as texts; NaN for fewer than two.
 
-    The deviation of a unit is what its sum departs from its count's share.
+    The deviation of a unit is what its sum departs from its count's share. A unit with a count of 0 is none.
 
     Source: Cochran 1977, Sampling Techniques, section 6.4 (the variance of a ratio by linearization).
     """
     values, weights = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
+    values, weights = values[weights != 0], weights[weights != 0]
     n, total = len(values), float(weights.sum())
-    if n < 2 or total == 0:
+    if n < 2:
         return math.nan
     deviations = values - values.sum() / total * weights
     return t_half_width(n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total)
