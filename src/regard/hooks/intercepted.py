@@ -133,13 +133,20 @@ class _Interception(TorchFunctionMode):
         if function is scaled_dot_product_attention:
             _RUNNING.products.skip(_RUNNING.modules)
             return dispatch(module, _read_call(module, *args, **kwargs))
-        if function is multi_head_attention_forward and not isinstance(module, nn.MultiheadAttention):
+        if function is multi_head_attention_forward and not _is_transformers_own(module):
             _RUNNING.products.skip(_RUNNING.modules)
             return attend_multihead(module, args, kwargs, dispatch)
         return _RUNNING.products.compute(_RUNNING.modules, function, args, kwargs, dispatch)
 
 
 _RUNNING = _Thread()
+
+
+def _is_transformers_own(module: nn.Module) -> bool:
+    """Return whether it is a `nn.MultiheadAttention` in a model of Transformers: a pooling, which is no layer."""
+    return isinstance(module, nn.MultiheadAttention) and any(
+        isinstance(outer, PreTrainedModel) for outer in _RUNNING.modules
+    )
 
 
 def _read_call(

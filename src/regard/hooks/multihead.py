@@ -1,4 +1,4 @@
-"""Models that call the function of `nn.MultiheadAttention` (WavLM): one attention call between two projections."""
+"""`nn.MultiheadAttention`, and models that call its function (WavLM): one attention call between two projections."""
 
 import inspect
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, multi_head_attention_forward
 
 from regard.attention.call import AttentionCall
+from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.attention_function import read_mask
 
@@ -27,11 +28,14 @@ def attend_multihead(
     """Return what `multi_head_attention_forward` returns, with the attention computed by `dispatch`, and no weights.
 
     Raises:
-        UserError: It has keys or values beside those of tokens, or no axis for samples.
+        UserError: It has keys or values beside those of tokens, or no axis for samples. A `nn.MultiheadAttention` has
+            tokens on the first axis, returns weights, or reads keys of another input and does not say what they are.
     """
     bound = _SIGNATURE.bind(*args, **kwargs)
     bound.apply_defaults()
     options = bound.arguments
+    if isinstance(module, nn.MultiheadAttention):
+        _check_module(module, options)
     if options["add_zero_attn"] or any(options[name] is not None for name in BESIDE):
         raise _refusal(module, "keys or values beside those of its tokens")
     if options["query"].ndim != 3:
@@ -52,6 +56,21 @@ def attend_multihead(
     if isinstance(projection, nn.Linear) and projection.weight is options["out_proj_weight"]:
         return projection(output).transpose(0, 1), None  # hooks on it see what the heads add
     return linear(output, options["out_proj_weight"], options["out_proj_bias"]).transpose(0, 1), None
+
+
+def _check_module(module: nn.MultiheadAttention, options: dict[str, Any]) -> None:
+    if options["need_weights"]:
+        raise _refusal(module, "weights to return; expected need_weights=False")
+    if not module.batch_first:
+        raise _refusal(module, "tokens on the first axis; expected batch_first=True")
+    query, key = options["query"], options["key"]
+    is_declared = hasattr(module, "is_cross_attention") or is_traced()
+    if not is_declared and (query.shape != key.shape or query.data_ptr() != key.data_ptr()):
+        raise _refusal(
+            module,
+            "queries and keys of two inputs; expected one, or an attribute is_cross_attention, which says whether the "
+            "keys are of other tokens",
+        )
 
 
 def _project(options: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from regard.errors import UserError
 
+PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
+"""Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""
 NAMES = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer")
 
 
@@ -25,7 +28,7 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
     for layer in candidates:
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
-        is_plain = type(base) in (nn.Linear, Conv1D) or type(base).__module__.startswith("transformers.models.")
+        is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
         if not is_plain or not isinstance(base, (nn.Linear, Conv1D)):
             continue  # what another adapter or a quantized layer multiplies by is not its weight alone
         if output_weight(layer).shape[1] == width:

@@ -127,6 +127,8 @@ class Sequences:
                 self._refuse_rows(self._batch, len(call.query))
             if not position.is_repeat:
                 self.lengths.setdefault(position.layer, []).append(call.query.shape[2])
+        elif self._is_own_module and self.forward.encoder_mask is None:
+            self.forward.encoder_mask = seen_keys(call)
         return position
 
     def _read_first_attention(self, module: nn.Module, call: AttentionCall) -> None:
@@ -153,7 +155,14 @@ class Sequences:
         self._length = forward.offset + queries
         if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
             forward.token_mask = seen_keys(call)  # the mask is of what became tokens, as of the samples of a sound
+        if self._is_own_module and forward.token_mask is None and call.key.shape[2] == queries:
+            forward.token_mask = seen_keys(call)  # whatever the name of the argument that says so
         self._check_rows(call)
+
+    @property
+    def _is_own_module(self) -> bool:
+        """Whether the stack is of no model of Transformers, whose arguments have names."""
+        return not isinstance(self.stack.module, PreTrainedModel)
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:
         raise UserError(
