@@ -161,8 +161,8 @@ class Sequences:
 
     @property
     def _is_own_module(self) -> bool:
-        """Whether the stack is of no model of Transformers, whose arguments have names."""
-        return not isinstance(self.stack.module, PreTrainedModel)
+        """Whether the stack is of no model of Transformers, whose arguments have names of their own."""
+        return not isinstance(self.stack.host or self.stack.module, PreTrainedModel)
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:
         raise UserError(
