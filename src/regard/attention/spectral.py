@@ -16,7 +16,7 @@ TOLERANCE = 1e-6
 STEPS_PER_LOOK = 4
 """Lanczos steps from one look at the bounds to the next: a look costs as much, and waits for a GPU."""
 HELD_KEYS = {"cpu": 2048, "cuda": 4096}
-"""Most keys of matrices that are held: all queries of the heads of a tile, 32 MiB of float32 on a CPU."""
+"""Most keys of matrices that are held: 16 MiB of float32 a head on a CPU, all heads of a key head at once."""
 
 
 def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "batch head"]:

@@ -106,7 +106,7 @@ def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     """Return exp(−Σ p log p), p = σ / Σσ, over the singular values σ (Roy and Vetterli 2007, definition 1).
 
     Of states in less than float64 they are roots of the eigenvalues of the Gram matrix in float64, in half the time:
-    exact to 1e-8 of the largest, and the rank to some 1e-5, above 1 for states of rank one.
+    exact to 1e-8 of the largest, and the rank to some 1e-5, above 1 for states of rank one (4e-5 at 2,048 tokens).
     """
     rows = _tall(hidden.double())
     if hidden.dtype == torch.float64:

@@ -329,5 +329,9 @@ def test_few_rows_get_more_steps_unless_epochs_are_given() -> None:
     assert least == SCALES["laptop"]["min_steps"] > 0
     assert {LearnConfig(scale=scale).budget().min_steps for scale in SCALES if scale != "laptop"} == {0}
     assert LearnConfig(num_epochs=2).budget().min_steps == 0
+    assert LearnConfig(num_probing_epochs=2).budget().min_steps == 0
     assert LearnConfig(num_epochs=2, min_steps=7).budget().min_steps == 7
+    assert LearnConfig(num_epochs=2, min_steps=least).replace(seed=1).budget().min_steps == least
+    assert LearnConfig(num_epochs=2).replace(seed=1).budget().min_steps == 0
+    assert LearnConfig(min_steps=least).replace(seed=1, num_epochs=2, min_steps=least).budget().min_steps == least
     assert LearnConfig.from_dict(LearnConfig().to_dict()).budget().min_steps == least

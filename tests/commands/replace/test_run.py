@@ -396,6 +396,10 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
     )
     assert found.scores["metric"].unique().tolist() == ["negative_log_perplexity"]
     assert found.scores["seed"].tolist() == [0] * 5
+    with pytest.raises(regard.UserError, match="length: expected 2 tokens or more for perplexity"):
+        regard.replace(
+            model, "lm", tokenizer=tokenizer, data=tmp_path, work_dir=tmp_path / "short", **{**settings, "length": 1}
+        )
     ids = encode("mlm", read_task("lm", tmp_path).validation, tokenizer, 16, "paper").input_ids
     constants = regard.average_attention(
         model, encode("mlm", read_task("lm", tmp_path).train, tokenizer, 16, "paper").batches(64), 16, layout="paper"

@@ -52,6 +52,10 @@ AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
 
 
+EPOCHS = ("num_epochs", "num_probing_epochs")
+"""Fields without which the scale sets the minimum of steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(Config):
     """Configuration of `regard learn`; each field is an option. Fields that are None take the value of `scale`."""
@@ -152,7 +156,7 @@ class LearnConfig(Config):
 
     def check(self) -> None:
         """Fill in the scale's values and validate combinations. Raises UserError."""
-        if self.min_steps is None and self.num_epochs is not None:
+        if self.min_steps is None and any(getattr(self, name) is not None for name in EPOCHS):
             object.__setattr__(self, "min_steps", 0)  # epochs that were asked for are kept
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
@@ -275,12 +279,15 @@ class LearnConfig(Config):
 
     def explicit_fields(self) -> dict[str, Any]:
         """Return the fields whose values differ from those of the scale."""
-        defaults = SCALES[self.scale]
-        return {
+        defaults, values = SCALES[self.scale], self.to_dict()
+        explicit = {
             name: value
-            for name, value in self.to_dict().items()
+            for name, value in values.items()
             if name not in defaults or getattr(self, name) != defaults[name]
         }
+        if not explicit.keys().isdisjoint(EPOCHS):
+            explicit["min_steps"] = values["min_steps"]  # which is 0 if epochs alone are given
+        return explicit
 
 
 def split_methods(config: LearnConfig) -> list[LearnConfig]:

@@ -147,6 +147,8 @@ class PerplexityEvaluator:
 
     def text_losses(self) -> list[float]:
         """Return the sum of −log p over the predicted tokens of each text. UserError if one is not finite."""
+        if not any(self.tokens):
+            raise UserError("length: expected 2 tokens or more for perplexity, for the first is not predicted; got 1")
         sums: list[float] = []
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
@@ -179,7 +181,7 @@ class PerplexityEvaluator:
 
 
 class Scored(NamedTuple):
-    """Scores by seed, and half of the 95 % intervals over texts: of the score, and of its drop; NaN without texts."""
+    """Scores by seed, and half of the 95 % intervals over windows: of the score, and of its drop; NaN without them."""
 
     by_seed: dict[int, float]
     half_width: float = math.nan
@@ -227,7 +229,7 @@ class HeadEvaluation:
     def _scored_by_text(
         self, evaluator: PerplexityEvaluator, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]
     ) -> Scored:
-        """Return the score, the same for all seeds, with intervals over texts; of the drop if the original is known."""
+        """Return the score, one for all seeds, with intervals over windows; of the drop, if the original is known."""
         if f"losses {key}" not in self.journal:
             with state:
                 self.journal.add(f"losses {key}", evaluator.text_losses())

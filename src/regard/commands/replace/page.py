@@ -93,7 +93,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def _scores(outcome: Outcome, majority: float | None) -> list[Section]:
-    has_bars = outcome.scores["seed"].nunique() > 1 or outcome.units == "texts"
+    has_bars = outcome.scores["seed"].nunique() > 1 or outcome.units != "seeds"
     bars = f"Bars: 95 % intervals over {outcome.units} (Student’s t). " if has_bars else ""
     description = (
         f"{bars}From the original model (left) to all heads constant (right); head ranking “{outcome.ranking}”."

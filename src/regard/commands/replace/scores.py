@@ -17,7 +17,7 @@ from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 WIDTHS = ("half_width", "drop_half_width")
-"""Half of the 95 % intervals of a score and of its drop over texts, paired; null where intervals are over seeds."""
+"""Half of the 95 % intervals of a score and of its drop over windows, paired; null where intervals are over seeds."""
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
 ATTENTION = "attention"
@@ -37,7 +37,7 @@ def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     """Return `n`, `mean` and its 95 % interval `ci_low`, `ci_high` (Student's t) over seeds for each `KEYS`.
 
-    The interval of one seed is that over texts where it is known, else null. Null scores are left out.
+    The interval of one seed is that over windows where it is known, else null. Null scores are left out.
     """
     check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
@@ -80,7 +80,7 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     """Return the interval of the mean drop of rows of `relative_drop` in one unit, over the seeds that all have.
 
     The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
-    interval is over texts, where that is known.
+    interval is over windows, where that is known.
     """
     by_row, over_texts = [], []
     for row in rows.to_dict("records"):
@@ -180,7 +180,8 @@ class Outcome:
         self.main = self.drops[is_main]
         self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
         self.multiple_models = scores["model"].nunique() > 1
-        self.units = "texts" if _widths(scores, "half_width").notna().any() else "seeds"
+        over_windows = _widths(scores, "half_width").notna()
+        self.units = "windows" if over_windows.all() else "seeds or windows" if over_windows.any() else "seeds"
         """What intervals are over."""
 
 

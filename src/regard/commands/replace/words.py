@@ -49,12 +49,12 @@ def row_drop(row: Any) -> str:
 
 def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was run, then the outcome of replacing, then of other operations."""
-    texts = labels.metadata_number(metadata, "data", "validation")
-    over_texts = outcome.units == "texts" and texts is not None
+    windows = labels.metadata_number(metadata, "data", "validation")
+    over_windows = outcome.units == "windows" and windows is not None
     parts = [
         labels.model_size(metadata),
         pluralize(outcome.scores["task"].nunique(), "task"),
-        pluralize(int(texts or 0), "text") if over_texts else pluralize(outcome.scores["seed"].nunique(), "seed"),
+        pluralize(int(windows or 0), "window") if over_windows else pluralize(outcome.scores["seed"].nunique(), "seed"),
         _truncation(metadata),
         run_time(metadata, "run in"),
     ]
