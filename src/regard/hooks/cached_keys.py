@@ -122,7 +122,7 @@ def find_cache_layer(cache: Any, module: nn.Module) -> Any:
     """Return the layer of a cache in which a module keeps keys and values; None if there is none yet."""
     index = getattr(module, "layer_idx", None)
     layers = getattr(cache, "layers", ())
-    return layers[index] if isinstance(index, int) and index < len(layers) else None
+    return layers[index] if isinstance(index, int) and -len(layers) <= index < len(layers) else None
 
 
 def check_holds_all(layer: Any) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention import reference
@@ -16,7 +17,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
-from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, parse_attention
+from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, make_passes, parse_attention
 from regard.hooks.routing import routed
 
 HeadOperation = AttentionSpec | str | Tensor
@@ -35,6 +36,7 @@ class HeadOperations:
 
     operations: Mapping[int, _Parsed]
     causal: bool
+    current: CurrentPass
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with its weights computed: those of the model's own attention in the other heads."""
@@ -43,27 +45,47 @@ class HeadOperations:
         for head, operation in self.operations.items():
             own = exact.select_heads([head])
             if isinstance(operation, AttentionSpec):
-                changed = LayerOperation(operation, self.causal, CurrentPass()).apply_to(own)
+                changed = LayerOperation(operation, self.causal, self.current).apply_to(own)
             else:
-                changed = _with_constant(own, operation)
+                changed = _with_constant(own, operation, self.current)
             matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
         function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
         return replace(call, sink=None, operation=function)
 
 
-def _with_constant(call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor]) -> AttentionCall:
-    tokens = max(call.query.shape[2], call.key.shape[2])
+def _with_constant(
+    call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor], current: CurrentPass
+) -> AttentionCall:
+    """Return the call of one head with a constant in it, whose row 0 is the first real query of each sequence."""
+    queries, offset, starts = call.query.shape[2], current.forward.offset, current.starts(call)
+    positions = torch.arange(offset, offset + queries, device=starts.device) - starts
+    tokens = int(positions.max()) + 1
     matrix = matrix if isinstance(matrix, Tensor) else matrix(tokens, tokens)
     if tokens > len(matrix):
         raise UserError(f"constants: expected an input of at most {len(matrix)} tokens, got {tokens}")
-    constant = matrix.to(call.query.device, call.query.dtype)[None]
-    return replace(call, constant=ConstantHeadsInput(matrices=constant, heads=(0,), signed=True))
+    shift = None if not bool(starts.any()) else starts.squeeze(-1) if starts.shape[-1] == 1 else starts
+    constant = ConstantHeadsInput(
+        matrices=matrix.to(call.query.device, call.query.dtype)[None],
+        heads=(0,),
+        first_query=offset,
+        first_key=max(offset + queries - call.key.shape[2], 0),
+        query_shift=shift,
+        key_shift=shift,
+        signed=True,
+    )
+    return replace(call, constant=constant)
 
 
 def _parse_operation(operation: HeadOperation) -> _Parsed:
     if isinstance(operation, str) and operation in SOURCES:
         return SOURCES[operation]
-    return operation if isinstance(operation, Tensor) else parse_attention(operation)
+    if not isinstance(operation, Tensor):
+        return parse_attention(operation)
+    if operation.ndim != 2 or len(operation) != operation.shape[-1]:
+        raise UserError(f"constants: expected a matrix (token, token), got one of shape {tuple(operation.shape)}")
+    if not bool(operation.isfinite().all()):
+        raise UserError("constants: expected finite weights, got NaN or infinite ones")
+    return operation
 
 
 @contextmanager
@@ -98,10 +120,12 @@ def replacing_each_head(
     layers = find_attention_layers(model) if layers is None else layers
     check_computes_softmax(model, layers)
     selected = [(_check_layer(key, layers, operations), operations) for key, operations in by_layer.items()]
-    with routed(model, []):
+    passes, hooks = make_passes([found for found, _ in selected])
+    with routed(model, hooks):
         try:
             for found, operations in selected:
-                setattr(found.module, OVERRIDE, HeadOperations(operations, found.causal))
+                current = passes[found.stack.module]
+                setattr(found.module, OVERRIDE, HeadOperations(operations, found.causal, current))
             yield
         finally:
             for found, _ in selected:

@@ -65,12 +65,17 @@ def make_operations(
     layers: Sequence[AttentionLayer], spec: AttentionSpec, function: Weigh | None = None
 ) -> tuple[dict[nn.Module, LayerOperation], list[ModuleHook]]:
     """Return the operation of each attention module, for its attribute `OVERRIDE`, and the hooks that these need."""
-    passes = {layer.stack.module: CurrentPass() for layer in layers}
-    hooks = [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
+    passes, hooks = make_passes(layers)
     operations = {
         layer.module: LayerOperation(spec, layer.causal, passes[layer.stack.module], function) for layer in layers
     }
     return operations, hooks if spec.window is not None else []
+
+
+def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, CurrentPass], list[ModuleHook]]:
+    """Return the forward that each stack of these layers will be in, and the hooks that keep it."""
+    passes = {layer.stack.module: CurrentPass() for layer in layers}
+    return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
 
 
 def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
