@@ -53,7 +53,12 @@ LIMITS = {
 }
 """Seconds that each part may take, `MINUTES` in all."""
 MINUTES = 40
-GPU_OPTIONS = {"training_step": ("--sizes", "10M,124M", "--lengths", "1024", "--parts", "peers")}
+GPU_OPTIONS = {
+    "training_step": (
+        *("--sizes", "10M,124M", "--lengths", "1024", "--parts", "settings"),
+        *("--settings", "bfloat16,bfloat16 compiled"),
+    )
+}
 """What suits a GPU better than the cases of a CPU."""
 
 

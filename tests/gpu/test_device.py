@@ -28,6 +28,10 @@ from regard.training import TrainingConfig, placement, train
 from regard.training.batches import BatchLoader
 
 pytestmark = pytest.mark.gpu
+of_the_compiler = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # Dynamo of torch 2.11
+    "ignore:TensorFloat32 tensor cores",  # advice of the compiler; the tests are held against float64
+)
 SIZES = {
     "vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,
@@ -125,6 +129,7 @@ def test_log_normalizers_of_fused_kernels_are_those_of_the_whole_matrix(
     torch.testing.assert_close(output.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@of_the_compiler
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_attention_is_trained_as_on_the_cpu(name: str, device: torch.device) -> None:
     """By FlexAttention, chunks or rows on the GPU."""
@@ -195,7 +200,7 @@ def test_constant_heads_are_those_of_float64(padding: str, device: torch.device)
 # -- training and learning -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo of torch 2.11
+@of_the_compiler
 @pytest.mark.parametrize("precision, compiled", [("float32", False), ("bfloat16", False), ("float32", True)])
 def test_a_step_of_training_is_that_of_the_cpu(precision: str, compiled: bool, device: torch.device) -> None:
     rows = make_inputs("", tokens=64) | {"labels": make_inputs("", tokens=64)["input_ids"]}

@@ -182,6 +182,18 @@ def test_a_padded_text_measures_as_alone(states: Tensor) -> None:
         pd.testing.assert_frame_equal(padded.frame(name), alone.frame(name), rtol=1e-5)
 
 
+@pytest.mark.parametrize("second", [torch.ones_like(PADDING), PADDING.flip(0)], ids=["none", "other"])
+@torch.no_grad()
+def test_layers_that_hide_different_keys_say_nothing_about_padding(states: Tensor, second: Tensor) -> None:
+    class Strided(Stack):
+        def forward(self, x: Tensor, visible: Tensor) -> Tensor:
+            return self.blocks[1](self.blocks[0](x, visible), second)
+
+    model = Strided()
+    with pytest.raises(UserError, match="its layers hide different keys"), watching(model, "column_mass"):
+        model(states, ~PADDING)
+
+
 class WithWeights(nn.Module):
     def __init__(self) -> None:
         super().__init__()

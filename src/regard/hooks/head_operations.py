@@ -42,22 +42,25 @@ class HeadOperations:
         """Return the call with its weights computed: those of the model's own attention in the other heads."""
         exact = call.to_acc_dtype()
         matrix = reference.weights(exact).expand(len(call.query), call.query.shape[1], -1, -1).clone()
+        has_constants = any(not isinstance(operation, AttentionSpec) for operation in self.operations.values())
+        starts = self.current.starts(exact) if has_constants else None
         for head, operation in self.operations.items():
             own = exact.select_heads([head])
             if isinstance(operation, AttentionSpec):
                 changed = LayerOperation(operation, self.causal, self.current).apply_to(own)
             else:
-                changed = _with_constant(own, operation, self.current)
+                assert starts is not None
+                changed = _with_constant(own, operation, self.current.forward.offset, starts)
             matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
         function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
         return replace(call, sink=None, operation=function)
 
 
 def _with_constant(
-    call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor], current: CurrentPass
+    call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor], offset: int, starts: Tensor
 ) -> AttentionCall:
     """Return the call of one head with a constant in it, whose row 0 is the first real query of each sequence."""
-    queries, offset, starts = call.query.shape[2], current.forward.offset, current.starts(call)
+    queries = call.query.shape[2]
     positions = torch.arange(offset, offset + queries, device=starts.device) - starts
     tokens = int(positions.max()) + 1
     matrix = matrix if isinstance(matrix, Tensor) else matrix(tokens, tokens)
@@ -112,8 +115,10 @@ def replacing_each_head(
             be given the operation.
     """
     by_layer: dict[tuple[str, int], dict[int, _Parsed]] = {}
+    different = {id(operation): operation for operation in heads.values()}
+    parsed = {key: _parse_operation(operation) for key, operation in different.items()}
     for (site, layer, head), operation in heads.items():
-        by_layer.setdefault((site, layer), {})[head] = _parse_operation(operation)
+        by_layer.setdefault((site, layer), {})[head] = parsed[id(operation)]
     if not by_layer:
         yield
         return

@@ -68,6 +68,8 @@ class Sequences:
         self._cache: ReferenceType[Cache] | None = None
         self._key_entries: tuple[Tensor, int] | None = None
         """Some entries of every key of the latest forward, and the position of the first of these keys."""
+        self._seen_keys: dict[str, Tensor | None] = {}
+        """The keys that queries see, by kind of attention, where they say what padding is; None if all are seen."""
 
     def begin(self, forward: ForwardContext, lender: Sequences | None = None) -> None:
         """Begin a forward, which goes on with these sequences if it has a cache, and else starts new ones.
@@ -77,7 +79,7 @@ class Sequences:
         if forward.offset != self._length or self.forward is not None:
             self._refuse_cache(forward.offset, lender)
         self.counter.begin()
-        self.lengths, self.embeddings = {}, None
+        self.lengths, self.embeddings, self._seen_keys = {}, None, {}
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
         self.offered = forward.tokens
@@ -127,8 +129,8 @@ class Sequences:
                 self._refuse_rows(self._batch, len(call.query))
             if not position.is_repeat:
                 self.lengths.setdefault(position.layer, []).append(call.query.shape[2])
-        elif self._is_own_module and self.forward.encoder_mask is None:
-            self.forward.encoder_mask = seen_keys(call)
+        if self._is_own_module and (kind == "cross" or call.key.shape[2] == call.query.shape[2]):
+            self._read_padding(kind, call)
         return position
 
     def _read_first_attention(self, module: nn.Module, call: AttentionCall) -> None:
@@ -155,9 +157,21 @@ class Sequences:
         self._length = forward.offset + queries
         if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
             forward.token_mask = seen_keys(call)  # the mask is of what became tokens, as of the samples of a sound
-        if self._is_own_module and forward.token_mask is None and call.key.shape[2] == queries:
-            forward.token_mask = seen_keys(call)  # whatever the name of the argument that says so
         self._check_rows(call)
+
+    def _read_padding(self, kind: str, call: AttentionCall) -> None:
+        """Take keys that no query sees for padding, if no argument says so. Raise a UserError if layers differ in them."""
+        name, seen = "encoder_mask" if kind == "cross" else "token_mask", seen_keys(call)
+        if kind not in self._seen_keys:
+            if getattr(self.forward, name) is None:
+                self._seen_keys[kind] = seen
+                setattr(self.forward, name, seen)  # whatever argument says so
+            return
+        first = self._seen_keys[kind]
+        if first is not seen and (first is None or seen is None or not torch.equal(first, seen)):
+            raise UserError(
+                f"cannot observe {self.name}: its layers hide different keys from all queries; expected those of padding"
+            )
 
     @property
     def _is_own_module(self) -> bool:

@@ -13,6 +13,8 @@ from regard.data.examples import IGNORE_INDEX
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # maximum number of logits at a time, by type of device
 MIN_CHUNKS = 4
 """Minimum number of chunks: at most half the logits in float32 are in memory at once, products included."""
+WHOLE_LOGITS = {"cpu": 0, "cuda": 2**24}
+"""Number of logits that are one chunk all the same: on a GPU, to launch the kernels of another takes longer."""
 
 
 def linear_cross_entropy(
@@ -51,8 +53,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         hidden, weight, labels, product_dtype, hidden_grad, weight_grad = inputs
         acc_dtype = torch.promote_types(hidden.dtype, torch.float32)
-        max_logits = choose_for(hidden.device, MAX_LOGITS)
-        rows = max(min(max_logits // weight.shape[0], -(-len(hidden) // MIN_CHUNKS)), 1)
+        rows = _rows_of_chunk(hidden, weight)
         h, w = hidden.to(product_dtype), weight.to(product_dtype)
         has_label = (labels != IGNORE_INDEX)[:, None]
         labeled_h = h * has_label if weight_grad else h
@@ -84,6 +85,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return (*gradients, None, None, None, None)
+
+
+def _rows_of_chunk(hidden: Tensor, weight: Tensor) -> int:
+    """Return the number of rows whose logits are in memory at once."""
+    rows, whole = (choose_for(hidden.device, limits) // weight.shape[0] for limits in (MAX_LOGITS, WHOLE_LOGITS))
+    return max(min(rows, max(-(-len(hidden) // MIN_CHUNKS), whole)), 1)
 
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor, acc_dtype: torch.dtype) -> tuple[Tensor, Tensor]:

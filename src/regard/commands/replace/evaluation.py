@@ -142,11 +142,11 @@ class PerplexityEvaluator:
 
     @property
     def tokens(self) -> list[int]:
-        """Number of predicted tokens of each text."""
+        """Number of predicted tokens of each window."""
         return [int(tokens) for tokens in self.validation_rows.attention_mask[:, 1:].sum(1)]
 
-    def text_losses(self) -> list[float]:
-        """Return the sum of −log p over the predicted tokens of each text. UserError if one is not finite."""
+    def window_losses(self) -> list[float]:
+        """Return the sum of −log p over the predicted tokens of each window. UserError if one is not finite."""
         if not any(self.tokens):
             raise UserError("length: expected 2 tokens or more for perplexity, for the first is not predicted; got 1")
         sums: list[float] = []
@@ -218,7 +218,7 @@ class HeadEvaluation:
 
     def _scored(self, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]) -> Scored:
         if isinstance(self.evaluator, PerplexityEvaluator):
-            return self._scored_by_text(self.evaluator, key, seeds, state)
+            return self._scored_by_window(self.evaluator, key, seeds, state)
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
         if missing:
             with state:
@@ -226,13 +226,13 @@ class HeadEvaluation:
                     self.journal.add(f"score {key} {seed}", score)
         return Scored({seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds})
 
-    def _scored_by_text(
+    def _scored_by_window(
         self, evaluator: PerplexityEvaluator, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]
     ) -> Scored:
         """Return the score, one for all seeds, with intervals over windows; of the drop, if the original is known."""
         if f"losses {key}" not in self.journal:
             with state:
-                self.journal.add(f"losses {key}", evaluator.text_losses())
+                self.journal.add(f"losses {key}", evaluator.window_losses())
         losses, tokens = self.journal[f"losses {key}"], evaluator.tokens
         original, half_width = f"losses {_key(ORIGINAL, ())}", math.nan
         if original in self.journal:

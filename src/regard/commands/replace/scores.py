@@ -48,8 +48,8 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     grouped = known.groupby(KEYS, sort=False)
     means = grouped["score"].agg(n="count", mean="mean", deviation="std").reset_index()
     over_seeds = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
-    over_texts = grouped["width"].first().to_numpy()
-    margins = np.where(means["n"] > 1, over_seeds, over_texts)
+    over_windows = grouped["width"].first().to_numpy()
+    margins = np.where(means["n"] > 1, over_seeds, over_windows)
     means["ci_low"], means["ci_high"] = means["mean"] - margins, means["mean"] + margins
     return means.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
 
@@ -82,16 +82,16 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
     interval is over windows, where that is known.
     """
-    by_row, over_texts = [], []
+    by_row, over_windows = [], []
     for row in rows.to_dict("records"):
         lines = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
         of_row = lines.set_index("seed")["score"]
         is_original = (scores[GROUP] == [row[key] for key in GROUP]).all(axis=1) & (scores["dynamic_fraction"] == 1)
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
         by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
-        over_texts.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
+        over_windows.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
     interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
-    width = math.hypot(*over_texts) / len(over_texts)
+    width = math.hypot(*over_windows) / len(over_windows)
     if math.isnan(width):
         return interval
     return dataclasses.replace(interval, ci_low=interval.mean - width, ci_high=interval.mean + width)
