@@ -29,6 +29,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 import regard
 from regard.cli import main, parser
 from regard.continual.methods import sapt_config, sapt_task_free
+from regard.hooks.output_projection import NAMES
 from regard.statistics import DEFAULT, STATISTICS, cost_class
 from tests.tiny_audio import make_qwen_audio, make_tones, make_wav2vec2
 from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_llava, make_photos, make_vit
@@ -372,6 +373,12 @@ def told(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return str(value).lower() or "none"
+
+
+def test_every_name_of_an_output_projection_is_listed() -> None:
+    text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
+    paragraph = next(part for part in text.split("\n\n") if "need the output projection" in part)
+    assert re.findall(r"`(\w+)`", paragraph.partition("whose name is one of")[2]) == list(NAMES)
 
 
 def test_every_setting_of_sapt_is_listed() -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.attention import reference
+from regard.attention import reference, spectral
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.lse import supports_lse
 from regard.attention.onepass import one_pass
@@ -114,6 +115,26 @@ def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object
     wanted = ReductionRequest(names=frozenset({"spectral_bound"}), max_iterations=150)
     with patch.dict(HELD_KEYS, {} if held else {"cpu": 0}):
         assert_same(attend(call, wanted)[1], reduce_dense(call, wanted), 1e-5)
+
+
+@pytest.mark.parametrize("keys, is_held", [(8, True), (9, False)])
+def test_matrices_of_many_heads_of_one_key_head_are_passed_over(keys: int, is_held: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(1, heads, keys, 4, generator=generator) for heads in (4, 1))
+    call = AttentionCall(query=query, key=key, value=key, scale=0.5, causal=True)
+    with patch.object(spectral, "HELD_ENTRIES", 4 * 8 * 8), patch.object(spectral, "_multiply_tiles") as passes:
+        passes.side_effect = RuntimeError("passed over")
+        with nullcontext() if is_held else pytest.raises(RuntimeError, match="passed over"):
+            spectral.spectral_bound(call, 20)
+
+
+def test_the_spectral_bound_of_nan_is_nan() -> None:
+    query = torch.randn(1, 2, 6, 4, generator=torch.Generator().manual_seed(0))
+    key = query.clone()
+    key[0, 1, 2] = math.nan
+    call = AttentionCall(query=query, key=key, value=query, scale=0.5, causal=True)
+    bound = spectral.spectral_bound(call, 20)
+    assert bound.isnan().tolist() == [[False, True]]
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
 from regard.errors import UserError
 from regard.hooks import kept_calls, sequences, watching
@@ -64,6 +64,36 @@ def test_generation(
         run(model, whole(causal, given, alone))
     assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
     assert seen.samples == 3
+
+
+@pytest.mark.usefixtures("exact_softmax")
+def test_keys_that_are_computed_from_a_latent_cache_at_each_step(table: Any, assert_same: Any) -> None:
+    """DeepSeek-V3's cache holds latent vectors; the keys of earlier steps differ in the last digits then."""
+    torch.manual_seed(0)
+    model: Any = DeepseekV3ForCausalLM(
+        DeepseekV3Config(
+            vocab_size=99, hidden_size=32, intermediate_size=48, moe_intermediate_size=16, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=4, n_routed_experts=4, num_experts_per_tok=2, n_group=2,
+            topk_group=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
+            initializer_range=0.3,
+        )
+    )  # fmt: skip
+    model.eval().double().set_experts_implementation("eager")
+    ids = torch.randint(1, 99, (2, 16), generator=torch.Generator().manual_seed(0))
+    with watching(model, "default") as seen:
+        generated = model.generate(ids, **PLAIN, max_new_tokens=NEW)
+    with torch.no_grad(), watching(model, "default") as expected:
+        model(generated[:, :-1])
+    assert_same(table(seen), table(expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_only_rounding_is_the_same_key(dtype: torch.dtype) -> None:
+    keys = torch.randn(2, 5, 4, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    step = torch.finfo(dtype).eps * keys.abs().max()
+    assert sequences._is_close(keys + step, keys).all()
+    four_bits = keys.abs().max() / 7
+    assert not sequences._is_close((keys / four_bits).round() * four_bits, keys).all()
 
 
 @pytest.mark.sample(6)

@@ -61,6 +61,7 @@ def bert(tiny: Tiny) -> Any:
             "sigmoidal",
             r"attention: expected one of softmax, sigmoid, .*softpick, top-8, or an AttentionSpec .*got 'sigmoidal'",
         ),
+        ("zeros", r"attention: 'zeros' is of single heads, which are named: regard.replacing\(model, 'zeros', heads="),
         ("sink-logit", r"cannot be given extra=sink-logit, which would have to be learned; expected one of softmax"),
         ("mlp-kernel", r"cannot be given feature_map=mlp, which would have to be learned"),
         (AttentionSpec(gate=True, qk_norm=True), r"cannot be given gate, qk_norm, which would have to be learned"),

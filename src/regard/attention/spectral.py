@@ -1,5 +1,6 @@
 """The spectral bound of softmax attention by Lanczos steps: of matrices that are held, or by passes over tiles."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
@@ -17,6 +18,8 @@ STEPS_PER_LOOK = 4
 """Lanczos steps from one look at the bounds to the next: a look costs as much, and waits for a GPU."""
 HELD_KEYS = {"cpu": 2048, "cuda": 4096}
 """Most keys of matrices that are held: 16 MiB of float32 a head on a CPU, all heads of a key head at once."""
+HELD_ENTRIES = 2**26
+"""Most numbers of the matrices of a key head's heads that are held: 256 MiB of float32."""
 
 
 def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "batch head"]:
@@ -24,11 +27,13 @@ def spectral_bound(call: AttentionCall, max_iterations: int) -> Float[Tensor, "b
 
     Lanczos with full re-orthogonalization, until `STEPS_PER_LOOK` steps move no head by more than a relative
     `TOLERANCE`, or for `max_iterations` steps. Memory is (batch, head, steps, key), and of at most `HELD_KEYS` keys a
-    few heads' matrices. The outputs of a head are no farther from their mean than √λ_max times the inputs from theirs.
+    few heads' matrices, up to `HELD_ENTRIES` numbers. The outputs of a head are no farther from their mean than √λ_max
+    times the inputs from theirs. The bound of matrices with NaN is NaN.
     """
     batch, heads, queries, _ = call.query.shape
     keys = call.key.shape[2]
-    if max(queries, keys) > choose_for(call.query.device, HELD_KEYS):
+    held_at_once = heads // call.key.shape[1] * queries * keys
+    if max(queries, keys) > choose_for(call.query.device, HELD_KEYS) or held_at_once > HELD_ENTRIES:
         like = call.query.new_empty(batch * heads, keys)
         return _lanczos(partial(_multiply_tiles, call), like, max_iterations).view(batch, heads)
     bound = call.query.new_empty(batch, heads)
@@ -120,9 +125,11 @@ def _start_vector(keys: int, dtype: torch.dtype, device: torch.device) -> Float[
 
 
 def _largest_eigenvalue(diagonal: list[Tensor], off_diagonal: list[Tensor]) -> Tensor:
-    """Return the largest eigenvalue of the tridiagonal matrix of the Lanczos steps."""
+    """Return the largest eigenvalue of the tridiagonal matrix of the Lanczos steps; NaN if it is not finite."""
     matrix = torch.diag_embed(torch.stack(diagonal, -1))
     if off_diagonal:
         beside = torch.stack(off_diagonal, -1)
         matrix = matrix + torch.diag_embed(beside, 1) + torch.diag_embed(beside, -1)
-    return torch.linalg.eigvalsh(matrix)[..., -1].clamp(min=0)
+    is_finite = matrix.isfinite().flatten(-2).all(-1)
+    largest = torch.linalg.eigvalsh(matrix.where(is_finite[..., None, None], 0.0))[..., -1].clamp(min=0)
+    return largest.masked_fill(~is_finite, math.nan)

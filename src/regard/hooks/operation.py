@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, Operation, relative_positions, visible_mask
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
-from regard.constants import Layer
+from regard.constants import SOURCES, Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
@@ -88,6 +88,11 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
         spec = attention
     else:
         name, *changes = attention.split("+")
+        if name in SOURCES:
+            raise UserError(
+                f"attention: {attention!r} is of single heads, which are named: regard.replacing(model, {name!r}, "
+                f"heads=…); of whole layers expected {_describe_allowed()}"
+            )
         if name not in ATTENTIONS:
             raise UserError(f"attention: expected {_describe_allowed()}; got {attention!r}")
         pairs = [change.partition("=") for change in changes]

@@ -17,7 +17,11 @@ from regard.errors import UserError
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 """Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""
-NAMES = ("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer")
+NAMES = (
+    *("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer"),
+    *("output_proj", "linear_out", "to_out", "proj_out", "post_proj", "post", "linear_o", "wo", "out", "output"),
+)
+"""What projections are called, the first that fits before others."""
 
 
 def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear | Conv1D | None:
@@ -26,7 +30,10 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in NAMES]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
-    for layer in candidates:
+    for candidate in candidates:
+        layer = candidate
+        if isinstance(layer, (nn.Sequential, nn.ModuleList)) and len(layer):
+            layer = layer[0]  # with dropout behind it, as in diffusers
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
         if not is_plain or not isinstance(base, (nn.Linear, Conv1D)):

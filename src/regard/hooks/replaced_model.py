@@ -179,6 +179,9 @@ def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Ten
             tensor.data = state[name]
     if getattr(model, "generation_config", None) is not None:
         built.generation_config = copy.deepcopy(model.generation_config)
+    experts = model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else {}
+    if any(experts.values()):
+        built.set_experts_implementation(experts)
     return built.to(model.device)
 
 

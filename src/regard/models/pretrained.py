@@ -167,6 +167,8 @@ def load(
     if tokenizer is not None:
         check_vocabulary(model, tokenizer, name, texts=processor is None)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature
+    if model.dtype == torch.float64 and hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # PyTorch has no grouped products in float64
     model.eval()
     return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter, processor)
 
@@ -278,7 +280,9 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts
         table: Any = model.get_input_embeddings()
     except NotImplementedError:  # of two towers, neither of which is the whole model's
         return
-    rows = table.num_embeddings
+    rows = getattr(table, "num_embeddings", None)
+    if rows is None:  # of patches, in a model that reads images alone
+        return
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if not 0 <= highest < rows:
         sizes = f"its ids go up to {highest}, the model's embedding has {rows} rows"

@@ -1,5 +1,6 @@
 """Processors of images and sounds: how a model that reads them is loaded, and what it is passed."""
 
+import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -8,7 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import AutoFeatureExtractor, AutoProcessor, PreTrainedModel, SequenceFeatureExtractor
+from transformers import (
+    AutoFeatureExtractor,
+    AutoImageProcessor,
+    AutoProcessor,
+    PreTrainedModel,
+    SequenceFeatureExtractor,
+)
 from transformers.image_processing_utils import BaseImageProcessor
 
 from regard.errors import UserError, describe_error
@@ -20,6 +27,7 @@ Kind = Literal["images", "audio"]
 """What is read in the place of text: the name of the option."""
 _PARTS = {"images": ("image_processor", BaseImageProcessor), "audio": ("feature_extractor", SequenceFeatureExtractor)}
 _NAMES = {"images": "image processor", "audio": "feature extractor"}
+_FILE = "preprocessor_config.json"
 
 
 def _has_part(processor: Any, kind: Kind) -> bool:
@@ -36,8 +44,11 @@ def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bo
             if kind != "audio" and isinstance(error, ValueError):
                 raise
             processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        if not _has_part(processor, kind) and (folder / _FILE).is_file():  # beside a tokenizer that it does not need
+            alone: Any = AutoImageProcessor if kind == "images" else AutoFeatureExtractor
+            processor = alone.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not _has_part(processor, kind):
-        expected = f"preprocessor_config.json or processor_config.json with its {_NAMES[kind]}"
+        expected = f"{_FILE} or processor_config.json with its {_NAMES[kind]}"
         raise UserError(f"model: expected one that reads {kind}, got '{name}', which has no {expected}")
     return processor
 
@@ -85,7 +96,7 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
     """Yield the forms in which processors take images, and text that says where they stand, most common first."""
     processor = loaded.processor
     forms = [list(images)] if len(images) == 1 else [list(images), [[image] for image in images]]
-    if loaded.tokenizer is None:
+    if not reads_text_beside_images(loaded):
         yield {"images": forms[0]}
         return
     token = getattr(processor, "image_token", None)
@@ -95,6 +106,13 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
         prompts = [processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)]
     for text, form in itertools.product(prompts, forms):
         yield {"images": form, "text": [text] * len(images), "padding": len(images) > 1}
+
+
+def reads_text_beside_images(loaded: Loaded) -> bool:
+    """Return whether a model that reads images reads text as well, in one sequence or in another tower."""
+    names = inspect.signature(loaded.model.forward).parameters
+    reads_images_alone = "pixel_values" in names and not names.keys() & {"input_ids", "decoder_input_ids"}
+    return loaded.tokenizer is not None and not reads_images_alone
 
 
 def sampling_rate(processor: Any) -> int:

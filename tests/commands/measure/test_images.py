@@ -1,5 +1,6 @@
 """`regard measure` on images: vision models, vision-language models, and what is refused."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,31 @@ def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> No
     assert result.metadata["data"] == {
         "source": "given in Python", "sha256": None, "input": "images", "prompt": None, "samples": 3,
     }  # fmt: skip
+
+
+def test_a_tokenizer_beside_a_vision_model_is_not_needed(folder: Path, tmp_path: Path) -> None:
+    both = shutil.copytree(folder / "vit", tmp_path / "both")
+    transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "llava" / "tokenizer.json")).save_pretrained(both)
+    results = [regard.measure(str(one), images=read_images([folder / "photos"])) for one in (folder / "vit", both)]
+    assert results[1].metadata["data"]["prompt"] is None
+    pd.testing.assert_frame_equal(results[0].frame(), results[1].frame())
+
+
+def test_a_prompt_for_a_model_of_images_alone_is_refused(folder: Path, tmp_path: Path) -> None:
+    make_clip(tmp_path / "clip")
+    transformers.CLIPVisionModel.from_pretrained(tmp_path / "clip").save_pretrained(tmp_path / "vision")
+    processor = transformers.AutoProcessor.from_pretrained(tmp_path / "clip")
+    processor.save_pretrained(tmp_path / "vision")
+    photos = read_images([folder / "photos"])
+    for name in (folder / "vit", tmp_path / "vision"):
+        with pytest.raises(
+            UserError, match=rf"prompt: expected none, for '.*{name.name}' reads images alone; got 'Hi'"
+        ):
+            regard.measure(str(name), images=photos, prompt="Hi")
+    with pytest.raises(UserError, match="prompt: expected none"):
+        regard.look(str(tmp_path / "vision"), image=str(folder / "photos" / "0.png"), prompt="Hi")
+    assert regard.measure(str(tmp_path / "vision"), images=photos).metadata["data"]["prompt"] is None
+    assert regard.measure(str(tmp_path / "clip"), images=photos, prompt="Count").metadata["data"]["prompt"] == "Count"
 
 
 def test_the_command_reads_a_folder_with_a_prompt(folder: Path, regard: Regard, tmp_path: Path) -> None:

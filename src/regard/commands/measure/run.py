@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
-from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
+from regard.commands.measure.media import (
+    check_prompt,
+    describe_media,
+    kind_of,
+    load_for,
+    media_inputs,
+    select_media,
+)
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
@@ -104,6 +111,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             sources = _make_windows(loaded, texts, config)
             batch_size, num_samples = config.batch_rows, len(sources.input_ids)
         else:
+            check_prompt(media, config, loaded)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
