@@ -105,7 +105,8 @@ class Tables:
             if self.record[name] != more.record[name]:
                 problem = f"{self.record[name]}, got {more.record[name]}"
                 raise UserError(f"add: expected runs with the {name} of the stored ones, {problem}")
-        tables = {name: _join(getattr(self, name), getattr(more, name)) for name in COLUMNS}
+        again = {name: getattr(more, name) for name in COLUMNS} | {"confusions": more.routers}  # perhaps of none now
+        tables = {name: _join(getattr(self, name), getattr(more, name), again[name]) for name in COLUMNS}
         return Tables(**tables, record=_join_records(self.record, more.record))
 
     def rows(self, stream: str) -> list[str]:
@@ -139,11 +140,11 @@ def _by_seed(rows: pd.DataFrame, column: str) -> dict[int, float]:
     return {int(seed): float(value) for seed, value in zip(present["seed"], present[column], strict=True)}
 
 
-def _join(stored: pd.DataFrame, more: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of both tables in order, without stored ones whose run the others have too."""
+def _join(stored: pd.DataFrame, more: pd.DataFrame, again: pd.DataFrame) -> pd.DataFrame:
+    """Return the lines of both tables in order, without stored ones of runs that are there `again`."""
     key = [name for name in ("stream", "row", "router", "seed") if name in stored]
-    again = pd.MultiIndex.from_frame(stored[key]).isin(pd.MultiIndex.from_frame(more[key]))
-    parts = [part for part in (stored[~again], more) if len(part)]
+    is_replaced = pd.MultiIndex.from_frame(stored[key]).isin(pd.MultiIndex.from_frame(again[key]))
+    parts = [part for part in (stored[~is_replaced], more) if len(part)]
     table = pd.concat(parts, ignore_index=True) if parts else stored
     places = table[key].assign(**{name: table[name].map(RANKS[name].index) for name in key if name in RANKS})
     return table.loc[places.sort_values(key, kind="stable").index].reset_index(drop=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
 import pytest
 import torch
 
@@ -150,6 +151,17 @@ def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.Monk
     assert joined.record["revision"] == "first"
     text = " ".join((tmp_path / "docs" / "routing.md").read_text(encoding="utf-8").split())
     assert "which stayed as they were: 3 (`sapt` in `long`)." in text
+
+
+def test_a_repeated_router_that_confuses_nothing_loses_its_confusions(tables: Tables) -> None:
+    key = {"stream": "fifty", "router": DEFAULT}
+    line = pd.DataFrame([key | {"seed": seed, "task": "a", "other": "b", "share": 0.5} for seed in SEEDS])
+    stored = dataclasses.replace(tables, confusions=line)
+    router = tables.routers
+    again = router[(router["stream"] == "fifty") & (router["router"] == DEFAULT) & (router["seed"] == SEEDS[0])]
+    assert len(again)
+    more = dataclasses.replace(tables, runs=tables.runs[:0], tasks=tables.tasks[:0], routers=again, confusions=line[:0])
+    assert stored.join(more).confusions["seed"].tolist() == sorted(SEEDS[1:])
 
 
 def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:

@@ -47,8 +47,10 @@ class Request:
             raise UserError("request: expected an object of text, pair, heads and stage")
         text, pair, heads, stage = (data.get(name, other) for name, other in _DEFAULTS.items())
         for name, value in (("text", text), ("pair", pair)):
-            if not isinstance(value, str) or len(value) > MAX_CHARACTERS:
-                raise UserError(f"{name}: expected at most {MAX_CHARACTERS:,} characters")
+            if not isinstance(value, str):
+                raise UserError(f"{name}: expected a text, got {value!r:.40}")
+            if len(value) > MAX_CHARACTERS:
+                raise UserError(f"{name}: expected at most {MAX_CHARACTERS:,} characters, got {len(value):,}")
             if any("\ud800" <= character <= "\udfff" for character in value):
                 raise UserError(f"{name}: expected whole characters, got half of a surrogate pair")
         if not text.strip():
