@@ -82,7 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(f"regard {args.command}: {describe_error(error)}")
         return 2
     except KeyboardInterrupt:
-        _print_error(f"regard {args.command}: interrupted; nothing was written")
+        kept = "what was kept before is kept" if getattr(args, "resume", False) else "nothing was written"
+        _print_error(f"regard {args.command}: interrupted; {kept}")
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,14 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
+    AutoModel,
     BertConfig,
     BertModel,
     DebertaV2Config,
     DebertaV2Model,
+    DeepseekV3Config,
     GPT2Config,
     GPT2Model,
     LlamaConfig,
     LlamaForCausalLM,
+    ModernBertConfig,
+    Phi3Config,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -21,6 +25,7 @@ from transformers import (
 from regard.adapters.lora import MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool, target_layers
 from regard.errors import UserError
+from regard.models.classifier import add_lora
 from tests.adapters import reference
 
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
@@ -99,6 +104,30 @@ def test_auto_names_queries_and_values(name: str, expected: set[str]) -> None:
     names = target_layers(found, "auto")
     assert expected <= set(names)
     assert len(names) == {"llama": 4, "bert": 4, "gpt2": 2, "t5": 6}[name]
+
+
+TINY = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config, expected",
+    [
+        (ModernBertConfig(**TINY), {"Wqkv"}),
+        (Phi3Config(**TINY), {"qkv_proj"}),
+        (DeepseekV3Config(**TINY, moe_intermediate_size=8, q_lora_rank=8), {"q_b_proj", "kv_b_proj"}),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_auto_names_layers_that_join_queries_and_values(config: Any, expected: set[str]) -> None:
+    found = AutoModel.from_config(config)
+    names = {name.rsplit(".", 1)[-1] for name in target_layers(found, "auto")}
+    assert names == expected
+    add_lora(found, rank=2)
+    adapted = {name.rsplit(".lora_A", 1)[0].rsplit(".", 1)[-1] for name, _ in found.named_modules() if "lora_A" in name}
+    assert adapted == expected
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -15,6 +15,7 @@ from regard.runs.intervals import (
     holm,
     least_correlation,
     paired_correlation,
+    parts_half_width,
     ratio_half_width,
     signed_rank_test,
     t_half_width,
@@ -63,6 +64,26 @@ def test_an_interval_by_hand() -> None:
     assert (found.ci_low, found.ci_high) == pytest.approx((2 - half, 2 + half))
     assert found.overlaps is True
     assert t_interval([1, 2, 3], confidence=0.5).overlaps is False
+
+
+def test_the_interval_over_parts_of_a_text() -> None:
+    """Windows that resemble their neighbours: the interval is wider by what their sums vary, and holds the mean."""
+    generator = np.random.default_rng(0)
+    held = []
+    for _ in range(300):
+        values = np.repeat(generator.normal(0, 1, 50), 8) + generator.normal(0, 1, 400)
+        held.append(
+            [abs(values.mean()) <= width(values, np.ones(400)) for width in (ratio_half_width, parts_half_width)]
+        )
+    over_windows, over_parts = np.mean(held, axis=0)
+    assert over_windows < 0.8
+    assert 0.91 < over_parts < 0.98
+    sums, counts = [1.0, 2.0, 4.0, 3.0, 9.0], [1, 2, 2, 1, 3]
+    assert parts_half_width(sums, counts) == ratio_half_width(sums, counts)
+    assert parts_half_width([*sums, *sums] * 2, [*counts, *counts] * 2) == pytest.approx(
+        ratio_half_width([3.0, 7.0, 10.0, 6.0, 12.0] * 2, [3, 3, 4, 4, 4] * 2)
+    )
+    assert math.isnan(parts_half_width([], []))
 
 
 def test_the_interval_of_a_ratio() -> None:

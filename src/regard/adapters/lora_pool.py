@@ -18,12 +18,13 @@ AUTO = (
     ("query", "value"),
     ("query_proj", "value_proj"),
     ("q_lin", "v_lin"),
-    ("c_attn",),
-    ("query_key_value",),
+    *(("q_b_proj", "kv_b_proj"), ("q_proj", "kv_b_proj")),
+    *(("c_attn",), ("query_key_value",), ("Wqkv",), ("qkv_proj",)),
 )
 """Names of query and value projections by family of models, as SAPT adapts them (arXiv 2401.08295, appendix).
 
-The last two compute the keys as well."""
+Those of the last two lines compute the keys as well: from latent vectors (DeepSeek-V3), or in one layer with the others
+(GPT-2, GPT-NeoX, ModernBERT, Phi-3)."""
 
 
 class LoraAdapterPool(AdapterPool):

@@ -1,6 +1,7 @@
 """`replaced`: a model with constant heads or another operation for good, saved and loaded as any other."""
 
 import copy
+import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -64,7 +65,7 @@ class ReplacedConfig(PretrainedConfig):
     def from_dict(cls, config_dict: Mapping[str, Any], **options: Any) -> Any:
         values = dict(config_dict)
         original_type, entry = str(values.get("base_model_type")), values.get(ENTRY)
-        _check_imported(original_type)
+        _import_own_type(original_type)
         if original_type not in transformers.CONFIG_MAPPING or not isinstance(entry, dict):
             raise UserError(f"expected the config of a model that regard.replaced made, of model type {MODEL_TYPE}")
         original: Any = transformers.CONFIG_MAPPING[original_type]
@@ -272,9 +273,10 @@ def _model_class(config: Any) -> Any:
     return _make_classes(original, getattr(config, ENTRY)["architecture"])[1]
 
 
-def _check_imported(model_type: str) -> None:
+def _import_own_type(model_type: str) -> None:
+    """Make one of our model types known to Transformers."""
     if model_type not in transformers.CONFIG_MAPPING and model_type in OWN_TYPES:
-        raise UserError(f"unknown model type {model_type}; import {OWN_TYPES[model_type]} first")
+        importlib.import_module(OWN_TYPES[model_type])
 
 
 _CLASSES: dict[tuple[Any, str], tuple[Any, Any]] = {}
@@ -330,7 +332,7 @@ def _reduce_model(self: Any, protocol: Any) -> tuple[Any, ...]:
 
 def _make_again(original_type: str, architecture: str, index: int) -> Any:
     """Return an empty config (0) or model (1) that `replaced` made, which gets its state next."""
-    _check_imported(original_type)
+    _import_own_type(original_type)
     made = _make_classes(transformers.CONFIG_MAPPING[original_type], architecture)[index]
     return made.__new__(made)
 

@@ -230,7 +230,12 @@ def _base_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return fields
 
 
-ADAPTED: Mapping[str, Sequence[str]] = {RegardConfig.model_type: ("q_proj", "v_proj")}
+ADAPTED: Mapping[str, Sequence[str]] = {
+    RegardConfig.model_type: ("q_proj", "v_proj"),
+    "modernbert": ("Wqkv",),
+    "phi3": ("qkv_proj",),
+    "deepseek_v3": ("q_proj", "q_b_proj", "kv_b_proj"),
+}
 """LoRA targets of architectures that peft does not know."""
 
 

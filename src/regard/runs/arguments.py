@@ -2,6 +2,7 @@
 
 import argparse
 import datetime
+import os
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -117,7 +118,7 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def file_slug(name: str) -> str:
     """Return the name of a model, a stream or a folder as part of a file's name."""
-    if Path(name).is_dir():
+    if os.path.isdir(name):  # unlike `Path.is_dir`, False for a name that is too long for one
         name = Path(name).resolve().name
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:80].strip("-.") or "model"
 

@@ -14,6 +14,8 @@ from regard.errors import UserError
 Floats = npt.NDArray[np.float64]
 
 FEWEST = 6  # minimum number of differences of the signed-rank test: with 5 its p is never below 0.0625
+PARTS = 10
+"""Parts of a text whose sums are taken for independent."""
 ROUNDING = 1e-9  # values that are nearer to each other than this are equal, up to the rounding of sums
 
 
@@ -74,6 +76,18 @@ def ratio_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | F
         return math.nan
     deviations = values - values.sum() / total * weights
     return t_half_width(n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total)
+
+
+def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats) -> float:
+    """Return half of the 95 % interval of Σ sums / Σ counts over the windows of a text, in their order.
+
+    Its units are `PARTS` of consecutive windows, or the windows where there are fewer: neighbouring windows are of one
+    subject, so that an interval over single ones is too narrow (docs/results/window-intervals.csv: what each covers).
+
+    Source: batch means, Schmeiser 1982, Operations Research 30, 3, 556.
+    """
+    part = np.arange(len(counts)) * min(PARTS, len(counts)) // max(len(counts), 1)
+    return ratio_half_width(*(np.bincount(part, numbers).astype(np.float64) for numbers in (sums, counts)))
 
 
 def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:

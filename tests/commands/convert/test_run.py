@@ -1,5 +1,7 @@
 """`regard convert`: what each stage trains, what is measured, what is saved, resuming, and refusals."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from regard.data.texts import Source
 from regard.errors import UserError
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants
-from regard.models import load
+from regard.models import RegardConfig, RegardForCausalLM, load
 from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
@@ -357,6 +359,11 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
         ("llama", {"length": 2}, "length: expected"),
         (
             "llama",
+            {"attention": "softmax+window=16+prefix=4", "length": 16},
+            "^attention: a window of 16 hides nothing in sequences of 16 tokens; expected a smaller window",
+        ),
+        (
+            "llama",
             {"length": 2049},
             "^length: expected at most 2048 tokens, the most this model was made for; got 2049",
         ),
@@ -379,6 +386,29 @@ def test_autocast(causal: str, small: dict[str, Any]) -> None:
     found = convert(causal, **small, precision="bfloat16")
     assert found.stages["loss"].notna().all()
     assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+
+
+def test_the_length_is_that_which_the_model_takes() -> None:
+    config = ConvertConfig(attention="sigmoid")
+    lengths = [config.for_model(limit).num_tokens for limit in (None, 2048, 64)]
+    assert lengths == [128, 128, 64]
+    assert ConvertConfig(attention="average", length=96).for_model(64).num_tokens == 96  # refused by its check
+
+
+def test_a_converted_decoder_of_ours_is_loaded_where_nothing_imports_its_class(
+    small: dict[str, Any], tmp_path: Path, tiny: Tiny
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny("llama"))
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = replaced(RegardForCausalLM(RegardConfig(vocab_size=len(tokenizer), **sizes)), "sigmoid")
+    model.save_pretrained(tmp_path / "ours")
+    told = (
+        "import regard, sys; from transformers import AutoModelForCausalLM; regard.ReplacedModel.register(); "
+        "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
+    )
+    ended = subprocess.run([sys.executable, "-c", told, tmp_path / "ours"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Regard" in ended.stdout
 
 
 def test_the_plan_of_each_stage() -> None:

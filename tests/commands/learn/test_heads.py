@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regard.commands.learn.config import LearnConfig, split_methods
-from regard.commands.learn.heads import choose_head
+from regard.commands.learn.heads import OBSTACLE, choose_head, describe_head, find_obstacle
 from regard.commands.learn.run import learn
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded, load
@@ -21,6 +21,23 @@ from tests.continual.small_tasks import loaded, stream
 def chosen(method: str, tasks: Stream | None = None, model: Loaded | None = None, **said: Any) -> str:
     configs = split_methods(LearnConfig(method=method, **said))
     return choose_head(configs, tasks or stream(), model or loaded())
+
+
+@pytest.mark.parametrize(
+    "method, reason",
+    [
+        ("sapt", ""),
+        ("finetune,replay", ""),
+        ("sapt,prescale", "prescale cannot do without"),
+        ("sapt,prescale,ctr,replay-lora", "prescale, ctr cannot do without"),
+    ],
+)
+def test_why_labels_are_not_read(method: str, reason: str) -> None:
+    assert find_obstacle(split_methods(LearnConfig(method=method)), stream(), loaded()) == reason
+    told = describe_head([{OBSTACLE: reason} if reason else {}], "auto")
+    assert told.startswith(f"all methods have linear heads, for {reason}; --head labels" if reason else "")
+    assert bool(told) is bool(reason)
+    assert describe_head([{OBSTACLE: reason}], "method") == ""
 
 
 @pytest.mark.parametrize(

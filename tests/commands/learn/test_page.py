@@ -275,6 +275,27 @@ def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "rates, advice",
+    [
+        ({"finetune": 1e-3, "sapt": 3e-3}, "--learning-rate gives all the same."),
+        ({"finetune": 3e-3, "sapt": 3e-3, "probe": 1e-2}, "probe keeps a rate of its own."),
+        (
+            {"finetune": 1e-3, "sapt": 3e-3, "probe": 1e-2, "ctr": 1e-2},
+            "probe and ctr keep rates of their own. --learning-rate gives the others the same.",
+        ),
+    ],
+)
+def test_who_keeps_a_rate_of_its_own_is_named(rates: dict[str, float], advice: str) -> None:
+    own = {name: {"own_rate": True} for name in ("probe", "ctr")}
+    runs = [
+        {"method": name, "seed": 39, "learning_rate": rate, "warnings": [], **own.get(name, {})}
+        for name, rate in rates.items()
+    ]
+    note = next(note for note in write_warnings(TABLES, learned.record(runs=runs)) if "Learning rates" in note)
+    assert note.endswith(f"). {advice}")
+
+
 def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
     names = [f"t{number}" for number in range(8)]
 
@@ -285,7 +306,7 @@ def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
     runs = [run("finetune", 39, *names), run("finetune", 123, *names[1:]), run("joint", 39, "t3"), run("sapt", 39)]
     notes = write_warnings(TABLES, learned.record(runs=runs))
     assert notes[-5:] == [
-        "Not learnt, no better than the most frequent label right after training: finetune: t0 (1 of 2 runs), "
+        "Not learnt, no better than the most frequent label, or 0, right after training: finetune: t0 (1 of 2 runs), "
         f"{', '.join(names[1:])}; joint: t3. Try more epochs or another learning rate.",
         "finetune, seed 39: gate: closed",
         "finetune, seed 123: gate: closed",

@@ -339,6 +339,12 @@ def test_a_refused_call_deletes_nothing(tmp_path: Path, changes: dict[str, Any])
     assert listing(tmp_path) == before
 
 
+def test_the_last_method_is_refused_before_the_first_trains(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        learn(stream(), "probe,lfpt5", loaded(), work_dir=tmp_path / "work", **SMALL)
+    assert not listing(tmp_path)
+
+
 def test_a_new_comparison_deletes_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     stopped_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")

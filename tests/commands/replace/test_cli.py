@@ -466,6 +466,7 @@ def test_interrupted_before_anything_was_found(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(importlib.import_module("regard.commands.replace.run"), "encode", interrupted)
+    assert replaced("--resume").complaint == "regard replace: interrupted; what was kept before is kept"
     assert replaced().complaint == "regard replace: interrupted; nothing was written"
     assert not (tmp_path / "out").exists()
 

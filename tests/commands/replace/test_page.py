@@ -321,7 +321,7 @@ def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
     assert "One forward pass with all heads constant takes 80 % of the FLOPs of the original model." in page.text
 
 
-def test_intervals_over_windows_stand_where_there_is_one_seed() -> None:
+def test_intervals_over_parts_of_a_text_stand_where_there_is_one_seed() -> None:
     """A drop of 0.03 ± 0.01 nats is stated, one of 0.03 ± 0.04 is not, and a gain is no negative drop."""
     columns = [*replaced_run.COLUMNS, *WIDTHS]
 
@@ -332,9 +332,9 @@ def test_intervals_over_windows_stand_where_there_is_one_seed() -> None:
         tables = (pd.DataFrame(rows, columns=columns), NO_HEADS, NO_COST, record)
         text = " ".join(terminal(*tables).split())
         assert "1 task · 40 windows" in text
-        assert re.search(r"± 95 % \(windows\) 0\.0\d nats", text)
+        assert re.search(r"± 95 % \(text parts\) 0\.0\d nats", text)
         page = Parsed(replace_page(*tables, {}))
-        assert "95 % intervals over windows" in page.text
+        assert "95 % intervals over text parts" in page.text
         points = page.data["panels"]["scores"][0]["points"]
         assert [point["high"] - point["low"] for point in points] == pytest.approx([0.4, 0.4])
         return text

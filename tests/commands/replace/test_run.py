@@ -20,7 +20,7 @@ from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.result import ReplaceResult
 from regard.constants import Constants
 from regard.data import encode, read_task
-from regard.runs.intervals import t_half_width
+from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
@@ -412,19 +412,18 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
     assert scores[1.0] == pytest.approx(untouched, abs=1e-5)
     assert scores[0.0] == pytest.approx(constant, abs=1e-5)
     assert scores[1.0] != pytest.approx(scores[0.0], abs=1e-3)
-    check_widths_over_texts(found, model, constants, ids)
+    check_widths_over_parts(found, model, constants, ids)
 
 
-def check_widths_over_texts(found: ReplaceResult, model: Any, constants: Constants, ids: torch.Tensor) -> None:
-    """The interval of the score and that of its drop, paired, are those of the means of texts of the same length."""
+def check_widths_over_parts(found: ReplaceResult, model: Any, constants: Constants, ids: torch.Tensor) -> None:
+    """The interval of the score and that of its drop, paired, are those of the means of ten parts of the text."""
     with torch.no_grad():
         before = torch.stack([model(row[None], labels=row[None]).loss for row in ids])
         with regard.replacing(model, constants):
             after = torch.stack([model(row[None], labels=row[None]).loss for row in ids])
     row = found.frame(constants="average", dynamic_fraction=0.0).iloc[0]
     for name, values in (("half_width", after), ("drop_half_width", after - before)):
-        expected = t_half_width(len(ids), float(values.double().std()))
-        assert row[name] == pytest.approx(expected, rel=1e-3)
+        assert row[name] == pytest.approx(parts_half_width(values.double().tolist(), [1] * len(ids)), rel=1e-3)
 
 
 def test_a_language_model_needs_its_head(tiny: Tiny, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from regard.training import TrainingConfig
 
 Stage = Literal["layers", "model"]
+AVERAGE, TRAINED_AVERAGE = "average", "average-init"
+DEFAULT_LENGTH = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,9 @@ class ConvertConfig(Config):
     text: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True
     )
-    length: int = config_field(128, "tokens of a sequence", minimum=8)
+    length: int | None = config_field(
+        None, "tokens of a sequence (default: 128, or fewer if the model takes no more)", minimum=8
+    )
     layer_steps: int = config_field(200, "updates of the first stage, layer by layer (0: none)", minimum=0)
     model_steps: int = config_field(200, "updates of the second stage, end to end (0: none)", minimum=0)
     layer_learning_rate: float = config_field(3e-3, "peak of the first stage's rate", exclusive_minimum=0)
@@ -50,6 +54,29 @@ class ConvertConfig(Config):
     def check(self) -> None:
         if not self.text:
             raise UserError("text: expected at least one source, got none")
+
+    def for_model(self, limit: int | None) -> ConvertConfig:
+        """Return the configuration with a length, for a model of at most `limit` tokens.
+
+        Raises:
+            UserError: The attention is softmax in sequences of this length.
+        """
+        from regard.hooks.operation import parse_attention
+
+        length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
+        spec = None if self.attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(self.attention)
+        if spec is not None and spec.window is not None and spec.window >= length:
+            raise UserError(
+                f"attention: a window of {spec.window} hides nothing in sequences of {length} tokens; expected a "
+                "smaller window, or a larger length"
+            )
+        return self.replace(length=length)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sequence."""
+        assert self.length is not None, "filled in for the model"
+        return self.length
 
     def training_config(self, stage: Stage) -> TrainingConfig:
         """Return the plan of a stage: a cosine behind a warm-up of a tenth of it."""

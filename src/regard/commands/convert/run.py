@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard import training
-from regard.commands.convert.config import ConvertConfig, Stage
+from regard.commands.convert.config import AVERAGE, TRAINED_AVERAGE, ConvertConfig, Stage
 from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.result import ConvertResult
 from regard.data import tokenizers
@@ -24,7 +24,7 @@ from regard.data.texts import Source, check_source
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
-from regard.models.limits import check_length
+from regard.models.limits import check_length, maximum_length
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
@@ -38,7 +38,6 @@ from regard.training.sink_monitor import ValidationLoss
 
 PARTS = ("layers", "model")
 """What a run makes in its work folder: the checkpoints of each stage."""
-AVERAGE, TRAINED_AVERAGE = "average", "average-init"
 """The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 EVALUATION_LOGITS = 2**24
 Rows = Mapping[str, Tensor]
@@ -106,7 +105,8 @@ def convert(  # noqa: D417 - the options are described in the configuration
         raise UserError(f"convert: expected one process, got {num_processes()}")
     sources = _parse_sources(config.text)
     loaded = _load(model, tokenizer)
-    check_length(config.length, loaded.model, loaded.tokenizer)
+    config = config.for_model(maximum_length(loaded.model, loaded.tokenizer))
+    check_length(config.num_tokens, loaded.model, loaded.tokenizer)
     folder = Path(cache or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / "text"
 
     def report_packing(domain: str, tokens: int) -> None:
@@ -117,7 +117,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.attention, layers=config.layers)
         corpus = prepare_corpus(
-            sources, loaded.tokenizer, length=config.length, folder=folder, on_progress=report_packing
+            sources, loaded.tokenizer, length=config.num_tokens, folder=folder, on_progress=report_packing
         )
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
@@ -157,7 +157,7 @@ def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) ->
     """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
     num_batches = math.ceil(config.average_samples / config.batch_size)
     batches = (draw.rows(step).to(loaded.model.device) for step in range(num_batches))
-    constants = average_attention(loaded.model, batches, config.length, tokenizer=loaded.tokenizer, source="text")
+    constants = average_attention(loaded.model, batches, config.num_tokens, tokenizer=loaded.tokenizer, source="text")
     heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
     if missing := sorted({*(config.layers or ())} - {head[1] for head in heads}):
         raise UserError(f"layers: expected some of {sorted({head[1] for head in constants.heads})}, got {missing[0]}")
@@ -287,7 +287,7 @@ class _Conversion:
     def result(self, hashes: Mapping[str, Any]) -> ConvertResult:
         seconds = sum(row["seconds"] for row in self.stages)
         loaded, entry = self.loaded, self.student.config.constant_heads
-        tokens = self.config.batch_size * self.config.length * (self.config.layer_steps + self.config.model_steps)
+        tokens = self.config.batch_size * self.config.num_tokens * (self.config.layer_steps + self.config.model_steps)
         metadata = describe_run(
             self.config,
             model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),

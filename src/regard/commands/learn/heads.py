@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 HEAD = "head"
 """Key of the head in a run's metadata."""
+OBSTACLE = "head_obstacle"
+"""Key of the reason why a run has no head of the labels' words."""
 Head = Literal["labels", "method"]
 
 
@@ -28,21 +30,44 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
         stream: The tasks.
         loaded: The model that all of them begin with.
     """
+    first = configs[0]
+    if first.head != "auto" or stream.text:
+        return "labels" if first.head == "labels" else "method"
+    return "labels" if _suits_labels(configs, loaded) and not find_obstacle(configs, stream, loaded) else "method"
+
+
+def _suits_labels(configs: Sequence[LearnConfig], loaded: Loaded) -> bool:
+    """Return whether the model is an encoder, and some method trains adapters in it."""
     from regard.models.classifier import reads_to_the_right
+
+    model = loaded.model.config
+    trains = configs[0].lora_rank is not None or any(config.make_method().trains_adapters for config in configs)
+    return trains and not model.is_encoder_decoder and not reads_to_the_right(model)
+
+
+def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) -> str:
+    """Return the reason why methods that train adapters in an encoder do without the labels' words; empty without one.
+
+    Args:
+        configs: The configuration of each method.
+        stream: The tasks.
+        loaded: The model that all of them begin with.
+    """
     from regard.models.heads import are_distinct_words
     from regard.models.limits import maximum_length
 
-    first, methods = configs[0], [config.make_method() for config in configs]
-    if first.head != "auto" or stream.text:
-        return "labels" if first.head == "labels" else "method"
-    has_adapters = first.lora_rank is not None or any(method.trains_adapters for method in methods)
-    is_allowed = all(method.allows_label_head and method.head == "linear" for method in methods)
-    model = loaded.model.config
-    is_encoder = not model.is_encoder_decoder and not reads_to_the_right(model)
-    if not (has_adapters and is_allowed and is_encoder):
-        return "method"
-    limit = maximum_length(loaded.model, loaded.tokenizer)
-    return "labels" if are_distinct_words(stream.classes, loaded.tokenizer, limit) else "method"
+    if stream.text or not _suits_labels(configs, loaded):
+        return ""
+    methods = {config.method: config.make_method() for config in configs}
+    own = [name for name, method in methods.items() if not (method.allows_label_head and method.head == "linear")]
+    if own:
+        return f"{', '.join(own)} cannot do without"
+    tokenizer, limit = loaded.tokenizer, maximum_length(loaded.model, loaded.tokenizer)
+    if are_distinct_words(stream.classes, tokenizer, limit):
+        return ""
+    unknown = [name for name in stream.classes if not are_distinct_words([name], tokenizer, limit)]
+    named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits, or in tokens"
+    return f"not all labels are words that the model may know and that differ: {named}"
 
 
 def warn_of_codes(asked: str, config: LearnConfig, stream: Stream, loaded: Loaded) -> list[str]:
@@ -61,7 +86,11 @@ def chosen_head(config: LearnConfig) -> HeadName | None:
 
 
 def describe_head(runs: Sequence[Mapping[str, Any]], asked: str) -> str:
-    """Say that methods were given the head of the labels' words without being asked; empty if not."""
-    if asked != "auto" or not any(run.get(HEAD) for run in runs):
+    """Say that methods were given the head of the labels' words without being asked, or why not; else empty."""
+    if asked != "auto":
         return ""
+    if not any(run.get(HEAD) for run in runs):
+        reasons = [str(run[OBSTACLE]) for run in runs if run.get(OBSTACLE)]
+        why = f"all methods have linear heads, for {reasons[0]}" if reasons else ""
+        return f"{why}; --head labels compares texts with the words of the labels" if why else ""
     return "all methods compare texts with the words of the labels (--head labels); --head method: a linear head"

@@ -134,6 +134,7 @@ def run_method(
         "device": str(learner.device),
         "parameters": sum(parameter.numel() for parameter in learner.network.classifier.parameters()),
         "learning_rate": budget.learning_rate if method_rate is None else method_rate.value,
+        "own_rate": method_rate is not None,
         "search": search,
         "settings": method.config.to_dict(),
         "truncated": sum(split.truncated for split in learner.encoded.values()),
@@ -197,7 +198,7 @@ def write_gate_warnings(gate: Sequence[Row], method: Method) -> list[str]:
 
 
 def find_unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
-    """Find the tasks whose first score once trained is no better than that of their most frequent test label."""
+    """Find the tasks whose first score once trained is no better than that of their most frequent test label, or 0."""
     scores: dict[str, float] = {}
     for row in matrix:
         if row["scenario"] == "til" and row["after_task"] >= row["task_index"]:
@@ -205,7 +206,7 @@ def find_unlearnt(matrix: Sequence[Row], stream: Stream) -> list[str]:
     return [
         task.name
         for task in stream.tasks
-        if task.labels and task.name in scores and scores[task.name] <= majority_score(_test_labels(task))
+        if task.name in scores and scores[task.name] <= (majority_score(_test_labels(task)) if task.labels else 0.0)
     ]
 
 
@@ -215,7 +216,9 @@ def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None =
         return []
     own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
     hint = own_hint or "more --num-epochs or --learning-rate"
-    return [f"scores: no better than the most frequent label right after training: {', '.join(tasks)}. Try {hint}"]
+    return [
+        f"scores: no better than the most frequent label, or 0, right after training: {', '.join(tasks)}. Try {hint}"
+    ]
 
 
 def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row], num_rows: Mapping[str, int]) -> list[str]:

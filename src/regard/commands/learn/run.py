@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
-from regard.commands.learn.heads import HEAD, choose_head, chosen_head, warn_of_codes
+from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -179,8 +179,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         ]
         if finished is not None:
             runs = [finished.go_on(run) for run in runs]
-        if work.can_resume() and not work.resume:  # `start` deletes its state: check first
-            for run in runs[: len(by_method)]:
+        if not work.resume:  # `start` deletes an earlier state, and the last method trains after hours
+            for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run.config, run.stream, loaded, run.lora)
         continued = [] if finished is None else finished.record()
         work.start({**_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})})
@@ -325,6 +325,9 @@ def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
     first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
+    with_labels = config.head != "auto" or any(result[HEAD] for result in run_results)
+    configs = [run.config for run in runs if run.config.seed == first_seed]
+    obstacle = "" if with_labels else find_obstacle(configs, runs[0].stream, loaded)
     return describe_run(
         replace(config, seed=first_seed),
         runs=[
@@ -335,6 +338,7 @@ def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results
                 if run.config.seed == first_seed
                 else [],
             )
+            | ({OBSTACLE: obstacle} if obstacle else {})
             for run, result in zip(runs, run_results, strict=True)
         ],
         stream=_describe_stream(runs[0].stream),
@@ -364,6 +368,7 @@ def _describe_one(run: _Run, result: Row, warnings: Sequence[str]) -> dict[str, 
         **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
         **({LORA: result[LORA]} if result[LORA] else {}),
         **({HEAD: result[HEAD]} if result[HEAD] else {}),
+        **({"own_rate": True} if result.get("own_rate") else {}),
         **({"blocks": result["blocks"]} if result["blocks"] else {}),
         "warnings": [*result["warnings"], *warnings],
     }

@@ -80,8 +80,11 @@ def _write_ranking(competitors: Sequence[str], scores: Mapping[str, Estimate]) -
     name, ties = competitors[0], find_ties(competitors, scores)
     if len(competitors) == 1:
         return f"{name} ends at AP {format_estimate(scores[name])}."
-    following = competitors[len(ties) :][:1]
-    before = "".join(f", before {method} with {format_estimate(scores[method])}" for method in following)
+    following = competitors[len(ties) :]
+    before = ""
+    if following:
+        names = join_names(find_ties(following, scores), 3)
+        before = f", before {names} with {format_estimate(scores[following[0]])}"
     if len(ties) > 1:
         return f"{join_names(ties)} end with the same AP, {format_fixed(scores[name].mean)}{before}."
     overlap = describe_overlap(scores[name], scores[competitors[1]])
@@ -175,11 +178,24 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
 def _write_rates(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the learning rates of methods that had different ones."""
     methods: dict[float, dict[str, None]] = {}
+    own, others = dict[str, None](), dict[str, float]()
     for run in runs:
         if run.get("learning_rate"):
-            methods.setdefault(run["learning_rate"], {})[str(run.get("method"))] = None
+            name = str(run.get("method"))
+            methods.setdefault(run["learning_rate"], {})[name] = None
+            if run.get("own_rate"):
+                own[name] = None
+            else:
+                others[name] = run["learning_rate"]
     rates = [f"{rate:g} ({', '.join(names)})" for rate, names in sorted(methods.items())]
-    return [f"Learning rates: {'; '.join(rates)}. --learning-rate gives all the same."] if rates[1:] else []
+    if not rates[1:]:
+        return []
+    advice = ["--learning-rate gives all the same"] if not own else []
+    advice = advice or (["--learning-rate gives the others the same"] if len({*others.values()}) > 1 else [])
+    kept = (
+        [f"{join_names([*own])} {'keep rates of their' if len(own) > 1 else 'keeps a rate of its'} own"] if own else []
+    )
+    return [". ".join([f"Learning rates: {'; '.join(rates)}", *kept, *advice]) + "."]
 
 
 def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -195,7 +211,7 @@ def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for method, tasks in unlearnt.items():
         runs_of = {task: f" ({n} of {counts[method]} runs)" if n < counts[method] else "" for task, n in tasks.items()}
         parts.append(f"{method}: {', '.join(f'{task}{text}' for task, text in runs_of.items())}")
-    problem = "Not learnt, no better than the most frequent label right after training"
+    problem = "Not learnt, no better than the most frequent label, or 0, right after training"
     return [f"{problem}: {'; '.join(parts)}. Try more epochs or another learning rate."]
 
 

@@ -60,7 +60,7 @@ def fraction_panels(points: pd.DataFrame, series: str, title: Callable[[str, str
         written = []
         for row in rows.to_dict("records"):
             margin = "" if math.isnan(row["ci_low"]) else f" ± {labels.number((row['ci_high'] - row['ci_low']) / 2, 2)}"
-            times = "over windows" if margin and row["n"] == 1 else labels.pluralize(row["n"], "seed")
+            times = "over parts of the text" if margin and row["n"] == 1 else labels.pluralize(row["n"], "seed")
             shown = f"{labels.number(row['mean'], 3)}{margin} ({times})"
             fraction, numbers = float(row["dynamic_fraction"]), (row["mean"], row["ci_low"], row["ci_high"])
             named = dict(zip(("value", "low", "high"), numbers, strict=True))

@@ -29,7 +29,7 @@ from regard.errors import UserError
 from regard.hooks import Replacement, average_attention, mixing, replacing
 from regard.hooks.operation import parse_attention
 from regard.models.model_files import eval_mode
-from regard.runs.intervals import ratio_half_width
+from regard.runs.intervals import parts_half_width
 from regard.runs.journal import Journal
 from regard.runs.output_dir import readable_errors
 from regard.runs.work_dir import UNFINISHED
@@ -181,7 +181,7 @@ class PerplexityEvaluator:
 
 
 class Scored(NamedTuple):
-    """Scores by seed, and half of the 95 % intervals over windows: of the score, and of its drop; NaN without them."""
+    """Scores by seed, and half of the 95 % intervals over parts of the text: of score and drop; NaN without them."""
 
     by_seed: dict[int, float]
     half_width: float = math.nan
@@ -229,7 +229,7 @@ class HeadEvaluation:
     def _scored_by_window(
         self, evaluator: PerplexityEvaluator, key: str, seeds: Sequence[int], state: AbstractContextManager[Any]
     ) -> Scored:
-        """Return the score, one for all seeds, with intervals over windows; of the drop, if the original is known."""
+        """Return the score, one for all seeds, with intervals over parts of the text; of the drop, if it is known."""
         if f"losses {key}" not in self.journal:
             with state:
                 self.journal.add(f"losses {key}", evaluator.window_losses())
@@ -237,9 +237,9 @@ class HeadEvaluation:
         original, half_width = f"losses {_key(ORIGINAL, ())}", math.nan
         if original in self.journal:
             differences = [new - old for new, old in zip(losses, self.journal[original], strict=True)]
-            half_width = ratio_half_width(differences, tokens)
+            half_width = parts_half_width(differences, tokens)
         by_seed = dict.fromkeys(seeds, -sum(losses) / sum(tokens))
-        return Scored(by_seed, ratio_half_width(losses, tokens), half_width)
+        return Scored(by_seed, parts_half_width(losses, tokens), half_width)
 
     def _replaced(self, constants: Constants | None, heads: Sequence[Head]) -> AbstractContextManager[Any]:
         if constants is None or not heads:

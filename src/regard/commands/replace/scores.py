@@ -16,8 +16,10 @@ from regard.report.arrays import Floats, check_table
 from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
+TEXT_PARTS = "text parts"
+"""What intervals are over where there is one score whatever the seed."""
 WIDTHS = ("half_width", "drop_half_width")
-"""Half of the 95 % intervals of a score and of its drop over windows, paired; null where intervals are over seeds."""
+"""Half of the 95 % intervals of a score and of its drop over parts of a text; null where they are over seeds."""
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
 ATTENTION = "attention"
@@ -37,7 +39,7 @@ def constant_rows(scores: pd.DataFrame) -> pd.DataFrame:
 def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     """Return `n`, `mean` and its 95 % interval `ci_low`, `ci_high` (Student's t) over seeds for each `KEYS`.
 
-    The interval of one seed is that over windows where it is known, else null. Null scores are left out.
+    The interval of one seed is that over parts of a text where it is known, else null. Null scores are left out.
     """
     check_table("scores", scores, COLUMNS)
     duplicates = scores[scores.duplicated([*KEYS, "seed"])]
@@ -48,8 +50,8 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
     grouped = known.groupby(KEYS, sort=False)
     means = grouped["score"].agg(n="count", mean="mean", deviation="std").reset_index()
     over_seeds = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
-    over_windows = grouped["width"].first().to_numpy()
-    margins = np.where(means["n"] > 1, over_seeds, over_windows)
+    over_parts = grouped["width"].first().to_numpy()
+    margins = np.where(means["n"] > 1, over_seeds, over_parts)
     means["ci_low"], means["ci_high"] = means["mean"] - margins, means["mean"] + margins
     return means.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
 
@@ -80,18 +82,18 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     """Return the interval of the mean drop of rows of `relative_drop` in one unit, over the seeds that all have.
 
     The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
-    interval is over windows, where that is known.
+    interval is over parts of a text, where that is known.
     """
-    by_row, over_windows = [], []
+    by_row, over_parts = [], []
     for row in rows.to_dict("records"):
         lines = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
         of_row = lines.set_index("seed")["score"]
         is_original = (scores[GROUP] == [row[key] for key in GROUP]).all(axis=1) & (scores["dynamic_fraction"] == 1)
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
         by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
-        over_windows.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
+        over_parts.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
     interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
-    width = math.hypot(*over_windows) / len(over_windows)
+    width = math.hypot(*over_parts) / len(over_parts)
     if math.isnan(width):
         return interval
     return dataclasses.replace(interval, ci_low=interval.mean - width, ci_high=interval.mean + width)
@@ -180,8 +182,8 @@ class Outcome:
         self.main = self.drops[is_main]
         self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
         self.multiple_models = scores["model"].nunique() > 1
-        over_windows = _widths(scores, "half_width").notna()
-        self.units = "windows" if over_windows.all() else "seeds or windows" if over_windows.any() else "seeds"
+        over_parts = _widths(scores, "half_width").notna()
+        self.units = TEXT_PARTS if over_parts.all() else f"seeds or {TEXT_PARTS}" if over_parts.any() else "seeds"
         """What intervals are over."""
 
 

@@ -7,7 +7,15 @@ from typing import Any
 import pandas as pd
 from rich.console import Group
 
-from regard.commands.replace.scores import ATTENTION, GROUP, Outcome, drop_interval, fraction_name, intervals
+from regard.commands.replace.scores import (
+    ATTENTION,
+    GROUP,
+    TEXT_PARTS,
+    Outcome,
+    drop_interval,
+    fraction_name,
+    intervals,
+)
 from regard.report import labels
 from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
@@ -50,11 +58,11 @@ def row_drop(row: Any) -> str:
 def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was run, then the outcome of replacing, then of other operations."""
     windows = labels.metadata_number(metadata, "data", "validation")
-    over_windows = outcome.units == "windows" and windows is not None
+    over_parts = outcome.units == TEXT_PARTS and windows is not None
     parts = [
         labels.model_size(metadata),
         pluralize(outcome.scores["task"].nunique(), "task"),
-        pluralize(int(windows or 0), "window") if over_windows else pluralize(outcome.scores["seed"].nunique(), "seed"),
+        pluralize(int(windows or 0), "window") if over_parts else pluralize(outcome.scores["seed"].nunique(), "seed"),
         _truncation(metadata),
         run_time(metadata, "run in"),
     ]
