@@ -1,15 +1,18 @@
 """How often the interval of an excerpt holds the value of the whole text: over windows, and over parts of the text.
 
-A decoder (`regard pretrain`) reads a text of articles in consecutive windows: its loss, and how much it rises with
-other attentions. Intervals of 400 excerpts, each of some consecutive windows at a random place, are compared with the
+A decoder (`regard pretrain`) reads each text in consecutive windows: its loss, and how much it rises with other
+attentions. Intervals of 400 excerpts, each of some consecutive windows at a random place, are compared with the
 value of all windows; they should hold it in 95 %.
 
-    python -m experiments.window_intervals MODEL TEXT --out docs/results/window-intervals.csv     3 minutes on a core
+    python -m experiments.window_intervals MODEL TEXT [TEXT …] --out docs/results/window-intervals.csv
+
+Three minutes a text on a core.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,9 +25,9 @@ from torch.nn.functional import cross_entropy
 import regard
 from regard.models.pretrained import load
 from regard.runs import intervals
-from regard.runs.intervals import Floats, ratio_half_width
+from regard.runs.intervals import Floats, parts_half_width
 
-LENGTHS, EXCERPTS, UNITS, REPEATS = (64, 128), (100, 300, 1000), (40, 20, 10), 400
+LENGTHS, EXCERPTS, PARTS, REPEATS = (64, 128), (100, 300, 1000), (40, 20, intervals.PARTS), 400
 ATTENTIONS = ("softmax+window=8", "sigmoid-normalised")
 
 
@@ -48,41 +51,37 @@ def quantities(model: Any, windows: torch.Tensor) -> Iterator[tuple[str, Floats]
             yield f"rise with {attention}", losses(model, windows) - untouched
 
 
-def coverage(values: Floats, tokens: int, excerpt: int, units: int, random: np.random.Generator) -> tuple[float, float]:
+def coverage(values: Floats, tokens: int, excerpt: int, parts: int) -> tuple[float, float]:
     """Return how often intervals of excerpts hold the mean of all, in %, and their mean half."""
-    held, widths = 0, []
-    unit = np.arange(excerpt) * units // excerpt
-    for start in random.integers(0, len(values) - excerpt, REPEATS):
-        part = values[start : start + excerpt]
-        sums, counts = (np.bincount(unit, numbers).astype(np.float64) for numbers in (part, np.full(excerpt, tokens)))
-        widths.append(ratio_half_width(sums, counts))
-        held += abs(part.mean() - values.mean()) / tokens <= widths[-1]
-    return 100 * held / REPEATS, float(np.mean(widths))
+    starts = np.random.default_rng(0).integers(0, len(values) - excerpt, REPEATS)
+    excerpts = [values[start : start + excerpt] for start in starts]
+    widths = [parts_half_width(one, np.full(excerpt, float(tokens)), parts) for one in excerpts]
+    errors = [abs(one.mean() - values.mean()) / tokens for one in excerpts]
+    return 100 * float(np.mean(np.array(errors) <= widths)), float(np.mean(widths))
 
 
 def main() -> None:
     """Write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("text", type=Path)
+    parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    loaded = load(given.model, language_model=True)
-    ids = torch.tensor(loaded.tokenizer(given.text.read_text(encoding="utf-8"), verbose=False)["input_ids"])
-    rows = []
-    for length in LENGTHS:
+    loaded, rows = load(given.model, language_model=True), []
+    for text, length in itertools.product(given.texts, LENGTHS):
+        ids = torch.tensor(loaded.tokenizer(text.read_text(encoding="utf-8"), verbose=False)["input_ids"])
         windows = ids[: len(ids) // length * length].view(-1, length)
-        for name, values in quantities(loaded.model, windows):
-            for excerpt in EXCERPTS:
-                for units in (excerpt, *UNITS):
-                    random = np.random.default_rng(0)
-                    share, width = coverage(values, length - 1, excerpt, units, random)
-                    kind = "windows" if units == excerpt else f"{units} parts"
-                    row = {"length": length, "quantity": name, "excerpt_windows": excerpt, "interval_over": kind}
-                    rows.append(row | {"holds_percent": round(share, 1), "mean_half_width": round(width, 5)})
-                    print(*rows[-1].values(), flush=True)
-    assert intervals.PARTS in UNITS
-    pd.DataFrame(rows).to_csv(given.out, index=False)
+        for (name, values), excerpt in itertools.product(quantities(loaded.model, windows), EXCERPTS):
+            for parts in (excerpt, *PARTS):
+                share, width = coverage(values, length - 1, excerpt, parts)
+                about = (text.stem, length, len(windows), name, excerpt)
+                rows.append(
+                    (*about, "windows" if parts == excerpt else f"{parts} parts", round(share, 1), round(width, 5))
+                )
+                print(*rows[-1], flush=True)
+    columns = ["text", "length", "windows", "quantity", "excerpt_windows", "interval_over"]
+    table = pd.DataFrame(rows, columns=[*columns, "holds_percent", "mean_half_width"])
+    table.to_csv(given.out, index=False)
 
 
 if __name__ == "__main__":

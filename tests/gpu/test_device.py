@@ -28,8 +28,10 @@ from regard.training import TrainingConfig, placement, train
 from regard.training.batches import BatchLoader
 
 pytestmark = pytest.mark.gpu
-of_the_compiler = pytest.mark.filterwarnings("ignore")
-"""What is compiled is held against float64; the compiler's warnings, which differ by release, say nothing of it."""
+of_the_compiler = pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf",  # Dynamo of torch 2.11
+    "ignore:TensorFloat32 tensor cores",  # advice of Inductor
+)
 SIZES = {
     "vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3,

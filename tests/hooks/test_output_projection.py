@@ -1,5 +1,6 @@
 """Output projections by the names that libraries give them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +66,47 @@ def test_its_name_changes_nothing(given: tuple[Any, ...]) -> None:
 def test_a_name_that_says_nothing_is_refused() -> None:
     with pytest.raises(UserError, match=r"cannot find the output projection of blocks\.0"):
         values(Stack("mixer"), torch.zeros(1, TOKENS, WIDTH))
+
+
+@pytest.mark.parametrize("behind", [nn.GELU(), nn.Linear(WIDTH, WIDTH)], ids=["activation", "layer"])
+def test_a_list_that_does_more_than_project_is_refused(behind: nn.Module) -> None:
+    given = ("to_out", lambda parts: nn.Sequential(parts[0], behind))
+    with pytest.raises(UserError, match=r"cannot find the output projection of blocks\.0"):
+        values(Stack(*given), torch.zeros(1, TOKENS, WIDTH))
+
+
+class Rearranged(Attention):
+    """Attention that joins its heads in some way."""
+
+    def __init__(self, join: Callable[[Tensor], Tensor]) -> None:
+        super().__init__("proj")
+        self.join = join
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        projected: Tensor = self.proj(self.join(scaled_dot_product_attention(heads, heads, heads)))
+        return projected
+
+
+JOINED: dict[str, Callable[[Tensor], Tensor]] = {
+    "interleaved": lambda output: output.permute(0, 2, 3, 1).flatten(2),
+    "heads as tokens": lambda output: output.reshape(len(output), TOKENS, WIDTH),
+    "reversed": lambda output: output.flip(1).transpose(1, 2).flatten(2),
+    "gated": lambda output: (0.5 * output).transpose(1, 2).flatten(2),
+    "in order": lambda output: output.transpose(1, 2).flatten(2),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_heads_that_are_not_side_by_side_in_their_order_are_refused(name: str) -> None:
+    model = Stack("proj")
+    model.blocks = nn.ModuleList(Rearranged(JOINED[name]) for _ in range(2))
+    states = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    if name in ("gated", "in order"):
+        assert values(model, states).isfinite().all()
+        return
+    with pytest.raises(UserError, match="does not receive their outputs one beside the other"):
+        values(model, states)
 
 
 def test_a_speech_encoder_equals_the_products_of_its_heads() -> None:

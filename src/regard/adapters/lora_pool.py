@@ -11,20 +11,7 @@ from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_la
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
-
-AUTO = (
-    ("q", "v"),
-    ("q_proj", "v_proj"),
-    ("query", "value"),
-    ("query_proj", "value_proj"),
-    ("q_lin", "v_lin"),
-    *(("q_b_proj", "kv_b_proj"), ("q_proj", "kv_b_proj")),
-    *(("c_attn",), ("query_key_value",), ("Wqkv",), ("qkv_proj",)),
-)
-"""Names of query and value projections by family of models, as SAPT adapts them (arXiv 2401.08295, appendix).
-
-Those of the last two lines compute the keys as well: from latent vectors (DeepSeek-V3), or in one layer with the others
-(GPT-2, GPT-NeoX, ModernBERT, Phi-3)."""
+from regard.models.lora_targets import query_value_names
 
 
 class LoraAdapterPool(AdapterPool):
@@ -109,10 +96,8 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
     present = f"the model has {', '.join(types[:40]) or 'none'}"
     if targets == "auto":
-        for names in AUTO:
-            layers = [name for name in linear if name.rsplit(".", 1)[-1] in names]
-            if {name.rsplit(".", 1)[-1] for name in layers} == set(names):
-                return layers
+        if names := query_value_names(types):
+            return [name for name in linear if name.rsplit(".", 1)[-1] in names]
         raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:

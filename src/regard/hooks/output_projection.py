@@ -3,7 +3,6 @@
 Some hosts gate or normalize the output of attention before they project it. So the output of a call is not enough.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +29,7 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in NAMES]
     candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
-    for candidate in candidates:
-        layer = candidate
-        if isinstance(layer, (nn.Sequential, nn.ModuleList)) and len(layer):
-            layer = layer[0]  # with dropout behind it, as in diffusers
+    for layer in map(_without_dropout, candidates):
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
         if not is_plain or not isinstance(base, (nn.Linear, Conv1D)):
@@ -41,6 +37,14 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
         if output_weight(layer).shape[1] == width:
             return layer
     return None
+
+
+def _without_dropout(candidate: Any) -> Any:
+    """Return the first layer of a list that has dropout behind it alone, as in diffusers; anything else as it is."""
+    if not isinstance(candidate, (nn.Sequential, nn.ModuleList)) or not len(candidate):
+        return candidate
+    first, *rest = candidate
+    return first if all(isinstance(layer, (nn.Dropout, nn.Identity)) for layer in rest) else candidate
 
 
 def output_weight(projection: Any) -> Float[Tensor, "model_width width"]:
@@ -65,8 +69,10 @@ class ProjectionInputs:
     """Waits for output projections to receive what attention calls return."""
 
     def __init__(self) -> None:
-        self._calls: dict[nn.Module, list[tuple[str, tuple[int, int, int, int], Callable[[Tensor], None]]]] = {}
+        self._calls: dict[nn.Module, list[tuple[str, Tensor, Callable[[Tensor], None]]]] = {}
         self._handles: dict[nn.Module, Any] = {}
+        self._in_order: set[nn.Module] = set()
+        """Projections that are known to receive heads and tokens in their order."""
 
     def expect(
         self,
@@ -76,10 +82,9 @@ class ProjectionInputs:
         read: Callable[[Tensor], None],
     ) -> None:
         """Call `read` with what stands in the place of an output in the next input of a projection."""
-        batch, heads, queries, width = output.shape
         if projection not in self._handles:
             self._handles[projection] = projection.register_forward_pre_hook(self._receive, with_kwargs=True)
-        self._calls.setdefault(projection, []).append((path, (batch, queries, heads, width), read))
+        self._calls.setdefault(projection, []).append((path, output, read))
 
     @torch.no_grad()
     def _receive(self, projection: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -87,8 +92,8 @@ class ProjectionInputs:
         self._handles.pop(projection).remove()
         calls = self._calls.pop(projection)
         hidden = args[0] if args else next(iter(kwargs.values()), None)
-        path, (batch, queries, heads, width), _ = calls[0]
-        tokens = [math.prod(shape[:2]) for _, shape, _ in calls]
+        path, (batch, heads, queries, width) = calls[0][0], calls[0][1].shape
+        tokens = [len(output) * output.shape[2] for _, output, _ in calls]
         if (
             not isinstance(hidden, Tensor)
             or hidden.shape[-1] != heads * width
@@ -97,8 +102,13 @@ class ProjectionInputs:
         ):
             raise _not_recognized(path)
         rows = hidden.detach().reshape(-1, hidden.shape[-1])
-        for (_, shape, read), part in zip(calls, rows.split(tokens), strict=True):
-            read(part.reshape(shape).transpose(1, 2))
+        for (path, output, read), part in zip(calls, rows.split(tokens), strict=True):
+            received = part.view(len(output), -1, heads, width).transpose(1, 2)
+            if projection not in self._in_order and received.shape[2] > 1:
+                if _is_rearranged(received, output):
+                    raise _not_recognized(path)
+                self._in_order.add(projection)
+            read(received)
 
     def check(self) -> None:
         """Raise a UserError if an output has not been projected."""
@@ -112,6 +122,16 @@ class ProjectionInputs:
         for handle in self._handles.values():
             handle.remove()
         self._handles, self._calls = {}, {}
+
+
+def _is_rearranged(
+    received: Float[Tensor, "batch head query value_width"], output: Float[Tensor, "batch head query value_width"]
+) -> bool:
+    """Return whether the outputs of the first sample are received in another order, and not gated or as they are."""
+    now, before = received[0], output[0].to(received.dtype)
+    if torch.equal(now[:, 0], before[:, 0]) or not torch.isclose(now.norm(), before.norm(), rtol=1e-3):
+        return False
+    return torch.equal(now.flatten().sort().values, before.flatten().sort().values)
 
 
 def _not_recognized(path: str) -> UserError:

@@ -161,13 +161,13 @@ class Sequences:
 
     def _read_padding(self, kind: str, call: AttentionCall) -> None:
         """Take keys that no query sees for padding, if no argument says so. UserError if layers differ in them."""
-        name, seen = "encoder_mask" if kind == "cross" else "token_mask", seen_keys(call)
+        name = "encoder_mask" if kind == "cross" else "token_mask"
         if kind not in self._seen_keys:
             if getattr(self.forward, name) is None:
-                self._seen_keys[kind] = seen
-                setattr(self.forward, name, seen)  # whatever argument says so
+                self._seen_keys[kind] = seen_keys(call)
+                setattr(self.forward, name, self._seen_keys[kind])  # whatever argument says so
             return
-        first = self._seen_keys[kind]
+        first, seen = self._seen_keys[kind], seen_keys(call)
         if first is not seen and (first is None or seen is None or not torch.equal(first, seen)):
             raise UserError(
                 f"cannot observe {self.name}: its layers hide different keys from all queries; expected those of "

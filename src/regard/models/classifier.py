@@ -13,11 +13,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES as MASKED
+from transformers.pytorch_utils import Conv1D
 
 from regard.errors import UserError, check_choice
 from regard.models import heads
-from regard.models.configuration import RegardConfig
 from regard.models.heads import LABEL_SCALE, HeadName, LabelTextHead, Pooling, PreScalingHead
+from regard.models.lora_targets import query_value_names
 from regard.models.model_files import Loaded, as_user_error
 from regard.runs.model_type import original_type
 
@@ -230,19 +231,10 @@ def _base_fields(config: PreTrainedConfig) -> dict[str, Any]:
     return fields
 
 
-ADAPTED: Mapping[str, Sequence[str]] = {
-    RegardConfig.model_type: ("q_proj", "v_proj"),
-    "modernbert": ("Wqkv",),
-    "phi3": ("qkv_proj",),
-    "deepseek_v3": ("q_proj", "q_b_proj", "kv_b_proj"),
-}
-"""LoRA targets of architectures that peft does not know."""
-
-
 def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, targets: Sequence[str] = ()) -> None:
     """Add LoRA adapters of peft to a model and freeze its other weights.
 
-    By default `alpha` is twice the rank, and `targets` are peft's choice, or those of `ADAPTED`.
+    By default `alpha` is twice the rank, and `targets` are peft's choice, or the layers of queries and values.
 
     Source: LoRA (arXiv 2106.09685).
     """
@@ -252,7 +244,10 @@ def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, 
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     kind = original_type(model.config)  # peft knows no type of ours
-    targets = targets or ADAPTED.get(kind) or CHOICES.get(kind) or ()
+    linear = {
+        name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
+    }
+    targets = targets or CHOICES.get(kind) or query_value_names(linear)
     scale: Any = alpha or 2 * rank  # peft takes any number
     config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets) if targets else None)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are

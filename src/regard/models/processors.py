@@ -96,7 +96,7 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
     """Yield the forms in which processors take images, and text that says where they stand, most common first."""
     processor = loaded.processor
     forms = [list(images)] if len(images) == 1 else [list(images), [[image] for image in images]]
-    if not reads_text_beside_images(loaded):
+    if not reads_text(loaded, "images"):
         yield {"images": forms[0]}
         return
     token = getattr(processor, "image_token", None)
@@ -108,11 +108,20 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
         yield {"images": form, "text": [text] * len(images), "padding": len(images) > 1}
 
 
-def reads_text_beside_images(loaded: Loaded) -> bool:
-    """Return whether a model that reads images reads text as well, in one sequence or in another tower."""
+def reads_text(loaded: Loaded, kind: Kind) -> bool:
+    """Return whether a model reads text beside images or sounds: in one sequence, in a decoder or another tower."""
+    if loaded.tokenizer is None:
+        return False
+    if kind == "audio":
+        return bool(loaded.model.config.is_encoder_decoder) or reads_text_beside(loaded)
     names = inspect.signature(loaded.model.forward).parameters
-    reads_images_alone = "pixel_values" in names and not names.keys() & {"input_ids", "decoder_input_ids"}
-    return loaded.tokenizer is not None and not reads_images_alone
+    return "pixel_values" not in names or bool(names.keys() & {"input_ids", "decoder_input_ids"})
+
+
+def check_reads_text(loaded: Loaded, kind: Kind, prompt: str) -> None:
+    """Raise a UserError if there is a prompt for a model that reads none."""
+    if not reads_text(loaded, kind):
+        raise UserError(f"prompt: expected none, for '{loaded.name}' reads {kind} alone; got {prompt!r}")
 
 
 def sampling_rate(processor: Any) -> int:

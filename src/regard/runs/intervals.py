@@ -78,15 +78,15 @@ def ratio_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | F
     return t_half_width(n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total)
 
 
-def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats) -> float:
+def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats, parts: int = PARTS) -> float:
     """Return half of the 95 % interval of Σ sums / Σ counts over the windows of a text, in their order.
 
-    Its units are `PARTS` of consecutive windows, or the windows where there are fewer: neighbouring windows are of one
+    Its units are `parts` of consecutive windows, or the windows where there are fewer: neighbouring windows are of one
     subject, so that an interval over single ones is too narrow (docs/results/window-intervals.csv: what each covers).
 
     Source: batch means, Schmeiser 1982, Operations Research 30, 3, 556.
     """
-    part = np.arange(len(counts)) * min(PARTS, len(counts)) // max(len(counts), 1)
+    part = np.arange(len(counts)) * min(parts, len(counts)) // max(len(counts), 1)
     return ratio_half_width(*(np.bincount(part, numbers).astype(np.float64) for numbers in (sums, counts)))
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Stage = Literal["layers", "model"]
 AVERAGE, TRAINED_AVERAGE = "average", "average-init"
+"""The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 DEFAULT_LENGTH = 128
 
 
@@ -59,7 +60,7 @@ class ConvertConfig(Config):
         """Return the configuration with a length, for a model of at most `limit` tokens.
 
         Raises:
-            UserError: The attention is softmax in sequences of this length.
+            UserError: The attention has a window that hides nothing in sequences of this length.
         """
         from regard.hooks.operation import parse_attention
 

@@ -38,7 +38,6 @@ from regard.training.sink_monitor import ValidationLoss
 
 PARTS = ("layers", "model")
 """What a run makes in its work folder: the checkpoints of each stage."""
-"""The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 EVALUATION_LOGITS = 2**24
 Rows = Mapping[str, Tensor]
 

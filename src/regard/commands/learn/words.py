@@ -177,25 +177,20 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
 
 def _write_rates(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the learning rates of methods that had different ones."""
-    methods: dict[float, dict[str, None]] = {}
-    own, others = dict[str, None](), dict[str, float]()
-    for run in runs:
-        if run.get("learning_rate"):
-            name = str(run.get("method"))
-            methods.setdefault(run["learning_rate"], {})[name] = None
-            if run.get("own_rate"):
-                own[name] = None
-            else:
-                others[name] = run["learning_rate"]
-    rates = [f"{rate:g} ({', '.join(names)})" for rate, names in sorted(methods.items())]
-    if not rates[1:]:
+    used = {
+        (run["learning_rate"], str(run.get("method"))): run.get("own_rate") for run in runs if run.get("learning_rate")
+    }
+    rates = sorted({rate for rate, _ in used})
+    if len(rates) < 2:
         return []
-    advice = ["--learning-rate gives all the same"] if not own else []
-    advice = advice or (["--learning-rate gives the others the same"] if len({*others.values()}) > 1 else [])
-    kept = (
-        [f"{join_names([*own])} {'keep rates of their' if len(own) > 1 else 'keeps a rate of its'} own"] if own else []
-    )
-    return [". ".join([f"Learning rates: {'; '.join(rates)}", *kept, *advice]) + "."]
+    listed = [f"{rate:g} ({', '.join(name for other, name in used if other == rate)})" for rate in rates]
+    own = list(dict.fromkeys(name for (_, name), keeps in used.items() if keeps))
+    sentences = [f"Learning rates: {'; '.join(listed)}."]
+    if own:
+        sentences.append(f"{join_names(own)} {'keep rates of their' if len(own) > 1 else 'keeps a rate of its'} own.")
+    if len({rate for (rate, _), keeps in used.items() if not keeps}) > 1:
+        sentences.append(f"--learning-rate gives {'the others' if own else 'all'} the same.")
+    return [" ".join(sentences)]
 
 
 def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:

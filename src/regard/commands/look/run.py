@@ -27,7 +27,7 @@ from regard.hooks.matrices import CallRecorder, MatrixReader
 from regard.hooks.routing import observing
 from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
-from regard.models.processors import image_inputs, reads_text_beside_images, with_processor
+from regard.models.processors import check_reads_text, image_inputs, with_processor
 from regard.report.labels import visible
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.output_dir import check_output_file, write_file
@@ -142,8 +142,8 @@ def look_at(
         if isinstance(plain, str):
             plain = models.load(plain, images=True)
         loaded = with_processor(plain, tokenizer, "images", call="look(model, processor, image=image)")
-        if config.prompt != LookConfig.prompt and not reads_text_beside_images(loaded):
-            raise UserError(f"prompt: expected none, for '{loaded.name}' reads images alone; got {config.prompt!r}")
+        if config.prompt != LookConfig.prompt:
+            check_reads_text(loaded, "images", config.prompt)
         images = Images((image,), "image")
         inputs = image_inputs(loaded, [images.read(0)], config.prompt)
         data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}

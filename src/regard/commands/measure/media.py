@@ -16,8 +16,7 @@ from regard.models.processors import (
     Kind,
     audio_inputs,
     image_inputs,
-    reads_text_beside,
-    reads_text_beside_images,
+    reads_text,
     sampling_rate,
     with_processor,
 )
@@ -95,28 +94,13 @@ def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
         warn_user(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s")
 
 
-def check_prompt(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> None:
-    """Raise a UserError if there is a prompt for a model that reads none."""
-    if config.prompt is not None and not _reads_text(media, loaded):
-        raise UserError(
-            f"prompt: expected none, for '{loaded.name}' reads {kind_of(media)} alone; got {config.prompt!r}"
-        )
-
-
-def _reads_text(media: Images | Sounds, loaded: models.Loaded) -> bool:
-    if isinstance(media, Images):
-        return reads_text_beside_images(loaded)
-    can_read = loaded.model.config.is_encoder_decoder or reads_text_beside(loaded)
-    return loaded.tokenizer is not None and can_read
-
-
 def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
     """Return what the record says of images or sounds."""
-    reads_text = _reads_text(media, loaded)
+    prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
     return {
         "source": media.source,
         "sha256": media.sha256,
         "input": kind_of(media),
-        "prompt": (config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]) if reads_text else None,
+        "prompt": prompt if reads_text(loaded, kind_of(media)) else None,
         "samples": len(media),
     }

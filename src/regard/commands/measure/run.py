@@ -14,14 +14,7 @@ from transformers import PreTrainedModel
 
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
-from regard.commands.measure.media import (
-    check_prompt,
-    describe_media,
-    kind_of,
-    load_for,
-    media_inputs,
-    select_media,
-)
+from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
@@ -31,6 +24,7 @@ from regard.hooks.layers import eval_mode
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import text_inputs
+from regard.models.processors import check_reads_text
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
@@ -111,7 +105,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
             sources = _make_windows(loaded, texts, config)
             batch_size, num_samples = config.batch_rows, len(sources.input_ids)
         else:
-            check_prompt(media, config, loaded)
+            if config.prompt is not None:
+                check_reads_text(loaded, kind_of(media), config.prompt)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
