@@ -46,9 +46,11 @@ def test_each_block_comes_once_an_epoch(count: int, batch: int, seed: int) -> No
 
 
 def test_each_block_of_each_domain_comes_once_an_epoch() -> None:
-    found = drawn(BatchSampler(corpus(9, 4, weights=(0.3, 0.7)), 8, 0), range(20))
+    sampler = BatchSampler(corpus(9, 4, weights=(0.3, 0.7)), 8, 0)
+    found = drawn(sampler, range(20))
     for domain, count in enumerate((9, 4)):
         mine = [block % 1000 for block in found if block // 1000 == domain]
+        assert sampler.passes(20)[domain] == len(mine) / count
         whole = len(mine) // count
         assert whole > 2
         for epoch in range(whole):

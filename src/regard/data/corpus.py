@@ -213,6 +213,11 @@ class BatchSampler:
             blocks[is_domain] = self._blocks(domain, rows_before + torch.arange(int(is_domain.sum())))
         return domains, blocks
 
+    def passes(self, steps: int) -> list[float]:
+        """Return how often the steps read the training text of each domain."""
+        rows = self._count_rows(steps * self.batch_size).tolist()
+        return [count / len(domain.train) for count, domain in zip(rows, self.corpus.domains, strict=True)]
+
     def _domains(self, start: int, stop: int) -> Tensor:
         chunks = range(start // _CHUNK_ROWS, -(-stop // _CHUNK_ROWS))
         return torch.cat([self._chunk(chunk) for chunk in chunks])[start - chunks[0] * _CHUNK_ROWS :][: stop - start]

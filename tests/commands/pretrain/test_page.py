@@ -174,6 +174,16 @@ def test_domains_get_a_panel_and_a_figure_each() -> None:
     assert "Validation loss, wiki3.93" in page.text
 
 
+@pytest.mark.parametrize(
+    "passes, said",
+    [([1234.5], "1,234 passes"), ([0.25, 3], "0.25 to 3.00 passes"), ([2, 2], "2.00 passes"), (["?"], None)],
+)
+def test_how_often_the_text_was_read(passes: list[Any], said: str | None) -> None:
+    domains = [{"name": str(index), "passes": count} for index, count in enumerate(passes)]
+    page = Parsed(pretrain_page(*RUN[:2], pretrain_run.record(data={"domains": domains})))
+    assert (f"{said} over the training text" in page.text) if said else ("over the training text" not in page.text)
+
+
 def test_differing_fields_stand_before_the_others(parsed: Parsed) -> None:
     assert "weight decay 0.5 0.1" in parsed.text
     assert "fixed token 0, 7 –" in parsed.text

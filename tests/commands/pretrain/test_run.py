@@ -87,7 +87,9 @@ def test_the_record_says_what_was_done(finished: PretrainResult, small: Pretrain
     own = sum(p.numel() for p in finished.model.parameters())
     assert record["model"]["parameters"] == own
     assert record["model"]["parameters_without_embeddings"] == own - 2 * 280 * 16
-    assert record["data"]["domains"][0]["train_tokens"] > 1000
+    (domain,) = record["data"]["domains"]
+    assert domain["train_tokens"] > 1000
+    assert domain["passes"] == small.max_steps * small.batch_size * small.length / domain["train_tokens"]
     assert record["final"]["valid_loss"] == finished.history["valid_loss"].iloc[-1]
     assert record["watch"]["uniform"] == pytest.approx(sum(1 / n for n in range(1, 17)) / 16)
     json.dumps(record, allow_nan=False)

@@ -197,6 +197,7 @@ def _result(
     device, model, tokenizer = model.device, _whole(model), text.tokenizer
     sha256, (num_samples, length) = tokenizers.tokenizer_hash(tokenizer), sinks.samples.shape
     history = make_history([_rename_items(row) for row in trained.history])
+    passes = BatchSampler(text.corpus, config.batch_size, config.seed).passes(int(history["step"].iloc[-1]))
     metadata = describe_run(
         config,
         **origin,
@@ -207,7 +208,9 @@ def _result(
             "sha256": sha256_of_weights(model),
         },
         data={
-            "domains": [domain.metadata() for domain in text.corpus.domains],
+            "domains": [
+                domain.metadata() | {"passes": count} for domain, count in zip(text.corpus.domains, passes, strict=True)
+            ],
             "tokenizer": {"name": config.tokenizer, "size": len(tokenizer), "sha256": sha256},
         },
         watch={

@@ -39,9 +39,21 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
         f"{attention} attention" if attention else "",
         "" if parameters is None else f"{format_count(parameters)} parameters",
         f"{last['step']:,.0f} steps" if "step" in last else "",
+        _write_passes(metadata),
         "" if config.get("seed") is None else f"seed {config['seed']}",
     ]
     return [join(parts, " · "), join([_write_loss(last), _write_sink(history, last, metadata)], " ")]
+
+
+def _write_passes(metadata: Mapping[str, Any]) -> str:
+    """Say how often the training text was read: of several domains, the fewest and the most."""
+    domains = labels.section(metadata, "data").get("domains") or []
+    known = [domain.get("passes") for domain in domains if isinstance(domain, Mapping)]
+    passes = sorted(float(count) for count in known if isinstance(count, (int, float)))
+    if not passes:
+        return ""
+    extremes = dict.fromkeys(labels.number(count, 3) for count in (passes[0], passes[-1]))
+    return f"{' to '.join(extremes)} passes over the training text"
 
 
 def _write_loss(last: Last) -> str:
