@@ -206,6 +206,14 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (["check"], "regard check: the following arguments are required: RUN"),
         (["rollback", "runs/db", "2"], "regard rollback: the following arguments are required: --out"),
         (["replace", "minilm", "--task"], "regard replace: argument --task: expected one argument"),
+        (
+            ["learn", "--method", "sapt", "--method", "ewc"],
+            "regard learn: --method was given twice, as sapt and",
+        ),
+        (
+            ["sweep", "learn", "--vary", "a=1", "--out", "a", "--seeds", "1", "--seeds", "2"],
+            "regard sweep: --seeds was given twice, as 1 and",
+        ),
         (["replace", "minilm", "--task", "cola", "--num-seeds", "few"], "regard replace: num-seeds: expected a "),
     ],
     ids=" ".join,

@@ -187,6 +187,9 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     longer = {"a": replace(found, metadata=fewer), "b": found}
     assert any("of different tasks" in note for note in list_notes(longer, nothing))
     assert not any("of different tasks" in note for note in list_notes({"a": found, "b": found}, nothing))
+    first, second, third = (task["name"] for task in found.metadata["stream"]["tasks"])
+    (row,) = compare_settings(longer).to_dict("records")
+    assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}
 
 
 def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
 from regard.continual.learnt_model import describe_learnt_model
+from regard.continual.scoring import score_answer
+from regard.data.stream import TextTask
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
@@ -65,18 +67,41 @@ def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: 
     assert done.stdout.strip()[2:-2] in regard.LearntModel.from_pretrained(folder).labels()
 
 
-def test_other_folders_and_models_that_write_are_refused(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"lineage.json"):
         regard.LearntModel.from_pretrained(tmp_path / "empty")
-    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
-    found = learn(
-        small_text_tasks.stream(2), "finetune", small_text_tasks.loaded(), work_dir=tmp_path / "work", **fields
-    )
-    folder = rollback(found.save(tmp_path / "run"), 1, tmp_path / "model", model=small_text_tasks.loaded())
-    with pytest.raises(UserError, match=r"^model: expected one of classes, .* writes answers"):
-        regard.LearntModel.from_pretrained(folder)
-    assert "load_network" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind, method", [("t5", "sapt"), ("llama", "sapt"), ("llama", "finetune")])
+def test_it_writes_the_answers_that_the_run_was_scored_with(
+    kind: small_text_tasks.Kind, method: str, tmp_path: Path
+) -> None:
+    tasks, base = small_text_tasks.stream(2), small_text_tasks.loaded(kind)
+    fields: dict[str, Any] = {
+        **FIELDS,
+        "diagnostic_samples": 0,
+        "num_epochs": 12,
+        "target_length": 4,
+        "learning_rate": 1e-2,
+    }
+    fields["set"] = ("r=2",) if method == "sapt" else ()
+    found = learn(tasks, method, base, seeds=[1], work_dir=tmp_path / "work", **fields)
+    folder = rollback(found.save(tmp_path / "run"), 3, tmp_path / "model", model=base)
+    model = regard.LearntModel.from_pretrained(folder)
+    assert model.writes
+    assert "LearntModel" in (folder / "README.md").read_text(encoding="utf-8")
+    rows, answers = found.accuracy_matrix.query("after_task == 3"), set[str]()
+    for task in tasks.tasks:
+        assert isinstance(task, TextTask)
+        written = model.predict(task.test.inputs, batch_size=3)
+        triples = zip(written, task.test.targets, task.test.inputs, strict=True)
+        grade = 100 * sum(score_answer(task.metric, *one) for one in triples) / len(written)
+        assert grade == pytest.approx(rows[rows["task"] == task.name]["score"].item())
+        answers |= {*written}
+    assert len(answers) > 1
+    with pytest.raises(UserError, match=r"^texts: expected whole prompts for a model that writes answers, got a pair"):
+        model.predict([("say", "a cat")])
 
 
 @pytest.mark.parametrize("method", ["ctr", "progprompt"])
@@ -114,7 +139,7 @@ def test_the_card_is_one_that_the_hub_takes(base: str, begins: str, title: str) 
     tasks = [{"name": "a|b", "labels": ["x | y", "two\nlines"]}]
     lineage = {"base": base, "sha256": "0" * 64, "tasks": tasks, "length": 8}
     method = {"name": "finetune", "settings": {}}
-    card = describe_learnt_model({**lineage, "method": method}, {"a|b": 50.0}, writes=False)
+    card = describe_learnt_model({**lineage, "method": method}, {"a|b": 50.0})
     assert card.startswith(begins)
     assert title in card
     assert "/home" not in card

@@ -1,4 +1,4 @@
-"""A learnt model as others use it: texts in, labels out."""
+"""A learnt model as others use it: texts in, labels or answers out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from transformers import AutoTokenizer
 
 from regard.continual.methods import method_named
 from regard.continual.models import LINEAGE, load_network
+from regard.continual.scoring import NO_TASK
+from regard.continual.text_learner import decode_answers, encode_prompts, pad_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.errors import UserError, describe_error
-from regard.models.generator import Generator
+from regard.models.generator import NEW_TOKENS, Generator
 from regard.runs.model_card import is_repository, public_name
 from regard.runs.output_dir import read_json
 
@@ -28,7 +30,7 @@ class LearntModel:
     """A model that `regard rollback` wrote, with its tokenizer.
 
     Attributes:
-        network: Gives logits (row, class) of token ids.
+        network: Gives logits (row, class) of token ids, or writes answers.
         tokenizer: The model's.
         lineage: Its base, the tasks that it has learnt with their labels, the method, and the length of texts.
     """
@@ -46,7 +48,7 @@ class LearntModel:
         """Load a folder, or a repository of the Hugging Face hub.
 
         Raises:
-            UserError: It cannot be read, or its model writes answers in the place of labels.
+            UserError: It cannot be read.
         """
         folder = Path(name_or_folder)
         if not folder.is_dir():
@@ -60,13 +62,19 @@ class LearntModel:
             raise UserError(
                 f"model: expected a folder that `regard rollback` wrote, {folder} has no {LINEAGE} with tasks"
             )
-        network = load_network(folder)
-        if isinstance(getattr(network, "classifier", None), Generator):
-            raise UserError(f"model: expected one of classes, {folder} writes answers; use its `generate`")
-        return cls(network, AutoTokenizer.from_pretrained(folder), lineage)
+        return cls(load_network(folder), AutoTokenizer.from_pretrained(folder), lineage)
+
+    @property
+    def writes(self) -> bool:
+        """Whether its tasks are from text to text: it writes answers in the place of labels."""
+        return isinstance(getattr(self.network, "classifier", None), Generator)
 
     def labels(self, task: str | None = None) -> tuple[str, ...]:
-        """Return the labels of a task, or of all tasks that were learnt. Raises UserError for an unknown task."""
+        """Return the labels of a task, or of all tasks that were learnt; a task with free answers has none.
+
+        Raises:
+            UserError: There is no such task.
+        """
         tasks = {str(one["name"]): one["labels"] for one in self.lineage["tasks"]}
         if task is not None and task not in tasks:
             raise UserError(f"task: expected one of {', '.join(tasks)}, got {task!r}")
@@ -77,16 +85,17 @@ class LearntModel:
     def predict(
         self, texts: Iterable[str | Sequence[str]], task: str | None = None, *, batch_size: int = 64
     ) -> list[str]:
-        """Return the label of each text, as the run was scored.
+        """Return the label of each text, or the answer that is written to it, as the run was scored.
 
         Args:
-            texts: Texts, or pairs of them.
+            texts: Texts, or pairs of them. Of tasks from text to text whole prompts, as the rows have them, with the
+                instruction if there is one.
             task: The task whose labels are possible; None for those of all tasks that were learnt, with a method that
                 tells them apart.
             batch_size: Texts a forward.
 
         Returns:
-            A label for each text.
+            A label or an answer for each text.
 
         Raises:
             UserError: There is no text, or no such task, or the method has to be told the task.
@@ -100,7 +109,10 @@ class LearntModel:
                 raise UserError(f"task: expected one of {', '.join(names)}, which {method} has to be told; got none")
             task = names[0]
         rows = tuple((text,) if isinstance(text, str) else tuple(text) for text in texts)
-        possible, classes = self.labels(task), tuple(self.network.classifier.config.classes)
+        possible, number = self.labels(task), NO_TASK if task is None else names.index(task)
+        if self.writes:
+            return self._answer(rows, number, batch_size)
+        classes = tuple(self.network.classifier.config.classes)
         banned = torch.tensor([name not in possible for name in classes])
         examples = Examples(texts=rows, labels=(0,) * len(rows))
         encoded = encode("sequence", examples, self.tokenizer, self.lineage["length"], "natural")
@@ -109,21 +121,40 @@ class LearntModel:
         for batch in encoded.batches(batch_size):
             inputs = {name: value.to(device) for name, value in batch.items()}
             if task is not None:
-                inputs["tasks"] = torch.full((len(batch["input_ids"]),), names.index(task), device=device)
+                inputs["tasks"] = torch.full((len(batch["input_ids"]),), number, device=device)
             logits = self.network(inputs)
             found += [
                 classes[index] for index in logits.float().cpu().masked_fill(banned, -torch.inf).argmax(-1).tolist()
             ]
         return found
 
+    def _answer(self, rows: Sequence[tuple[str, ...]], task: int, batch_size: int) -> list[str]:
+        """Return the answer to each prompt; the shortest are answered first."""
+        pair = next((row for row in rows if len(row) != 1), None)
+        if pair is not None:
+            raise UserError(f"texts: expected whole prompts for a model that writes answers, got a pair, {pair!r:.60}")
+        generator, tokenizer = self.network.classifier, self.tokenizer
+        texts, decodes_alone = [text for (text,) in rows], not generator.is_encoder_decoder
+        prompts = encode_prompts(texts, tokenizer, self.lineage["length"], encoder_decoder=not decodes_alone)
+        answers, order = [""] * len(rows), sorted(range(len(rows)), key=lambda row: len(prompts[row]))
+        device, new_tokens = next(self.network.parameters()).device, self.lineage.get("target_length", NEW_TOKENS)
+        pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        for start in range(0, len(rows), batch_size):
+            chosen = order[start : start + batch_size]
+            batch = pad_batch([prompts[row] for row in chosen], [prompts[row] for row in chosen], pad)
+            batch |= {"tasks": torch.full((len(chosen),), task), "rows": torch.arange(len(chosen))}
+            ids = self.network.generate({name: value.to(device) for name, value in batch.items()}, new_tokens)
+            for row, answer in zip(chosen, decode_answers(ids, tokenizer, generator), strict=True):
+                answers[row] = answer
+        return answers
 
-def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float], *, writes: bool) -> str:
+
+def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float]) -> str:
     """Return the model card: what it is, what it has learnt, and how it is loaded.
 
     Args:
         lineage: As `LearntModel` has it.
         scores: Score by task, in per cent, the task known.
-        writes: Whether it writes answers.
     """
     base, method, tasks = lineage["base"], lineage["method"]["name"], lineage["tasks"]
     name = public_name(base)
@@ -132,11 +163,6 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     for number, task in enumerate(tasks, 1):
         cells = [task["name"], ", ".join(task["labels"]) or "answers", _format_score(scores.get(task["name"]))]
         rows.append(f"| {number} | {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
-    use = (
-        ["from regard.continual.models import load_network", 'network = load_network("FOLDER")']
-        if writes
-        else ["import regard", 'model = regard.LearntModel.from_pretrained("FOLDER")', 'model.predict(["a text"])']
-    )
     return "\n".join(
         [
             "---",
@@ -156,10 +182,12 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             "Scores are per cent on test rows after the last of these tasks, the task known.",
             "",
             "```python",
-            *use,
+            "import regard",
+            'model = regard.LearntModel.from_pretrained("FOLDER")',
+            'model.predict(["a text"])',
             "```",
             "",
-            f"FOLDER is this folder{'' if writes else ' or its name on the hub'}. It needs `pip install regard`.",
+            "FOLDER is this folder or its name on the hub. It needs `pip install regard`.",
             "",
             f"Texts have at most {lineage['length']} tokens. Settings of the method: {settings or 'none'}.",
             "",

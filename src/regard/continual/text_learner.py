@@ -99,10 +99,14 @@ class TextLearner(Learner):
         return self.decode_answers(token_ids[:, 1 if self.generator.is_encoder_decoder else ids.shape[1] :])
 
     def decode_answers(self, ids: Tensor) -> list[str]:
-        """Return the texts of answers (row, token), each as far as its end."""
-        ends = set(self.generator.end_token_ids)
-        answers = [list(takewhile(lambda token: token not in ends, row)) for row in ids.tolist()]
-        return [self.tokenizer.decode(answer, skip_special_tokens=True).strip() for answer in answers]
+        return decode_answers(ids, self.tokenizer, self.generator)
+
+
+def decode_answers(ids: Tensor, tokenizer: Any, generator: Generator) -> list[str]:
+    """Return the texts of answers (row, token), each as far as its end."""
+    ends = set(generator.end_token_ids)
+    answers = [list(takewhile(lambda token: token not in ends, row)) for row in ids.tolist()]
+    return [tokenizer.decode(answer, skip_special_tokens=True).strip() for answer in answers]
 
 
 def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -160,14 +164,9 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.
     """
     end, first_references = tokenizer.eos_token_id, [references[0] for references in pairs.targets]
-    prompts: list[list[int]] = tokenizer(list(pairs.inputs), verbose=False)["input_ids"]
-    if not encoder_decoder:  # the answer goes on where the prompt ends
-        prompts = [ids[:-1] if ids[-1:] == [end] else ids for ids in prompts]
+    prompts = _tokenize_prompts(pairs.inputs, tokenizer, encoder_decoder=encoder_decoder)
     answers = tokenizer(first_references, add_special_tokens=encoder_decoder, verbose=False)["input_ids"]
     answers = [ids if ids[-1:] == [end] else [*ids, end] for ids in answers]
-    empty = next((row for row, ids in enumerate(prompts) if not ids), None)
-    if empty is not None:
-        raise UserError(f"stream: expected prompts with words, {pairs.inputs[empty]!r} has no token")
     counts, answer_counts = (torch.tensor([len(ids) for ids in texts]) for texts in (prompts, answers))
     truncated = int((counts > budget.length).sum() + (answer_counts > budget.target_length).sum())
     padded = pad_batch(
@@ -179,6 +178,22 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     labels = torch.tensor([answer_classes[text] for text in first_references])
     ids, mask = padded["input_ids"], padded["attention_mask"]
     return EncodedTexts(ids, mask, padded["labels"], labels, truncated, counts, answer_counts)
+
+
+def encode_prompts(texts: Sequence[str], tokenizer: Any, length: int, *, encoder_decoder: bool) -> list[Tensor]:
+    """Return the token ids of each prompt, cut as those of rows are."""
+    prompts = _tokenize_prompts(texts, tokenizer, encoder_decoder=encoder_decoder)
+    return [torch.tensor(_truncate(ids, length, keep_last=encoder_decoder)) for ids in prompts]
+
+
+def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: bool) -> list[list[int]]:
+    prompts: list[list[int]] = tokenizer(list(texts), verbose=False)["input_ids"]
+    if not encoder_decoder:  # the answer goes on where the prompt ends
+        prompts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
+    empty = next((row for row, ids in enumerate(prompts) if not ids), None)
+    if empty is not None:
+        raise UserError(f"stream: expected prompts with words, {texts[empty]!r} has no token")
+    return prompts
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:

@@ -16,6 +16,24 @@ _PREFIX = "option:"  # how the attribute begins that holds the text of a field's
 _METAVARS = {int: "N", float: "X"}
 
 
+class OneList(argparse.Action):
+    """Stores values with commas between, and refuses others behind them: argparse itself would forget the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        earlier = getattr(namespace, self.dest, self.default)
+        if earlier is not self.default and earlier != values:
+            parser.error(
+                f"{option_string} was given twice, as {earlier} and as {values}; expected one list with commas"
+            )
+        setattr(namespace, self.dest, values)
+
+
 def add_config_options(
     parser: argparse.ArgumentParser,
     config: type[Config],
@@ -38,6 +56,8 @@ def add_config_options(
             settings["metavar"] = _METAVARS.get(option.kind, "NAME") + (",…" if option.size is None else "")
         if option.declared["repeated"]:
             settings |= {"nargs": "+", "action": "extend", "metavar": "VALUE"}
+        elif option.size is None or option.declared["commas"]:
+            settings["action"] = OneList
         group.add_argument(f"--{option.label}", **settings)
 
 

@@ -34,6 +34,7 @@ def config_field(
     exclusive_maximum: float | None = None,
     min_items: int = 0,
     repeated: bool = False,
+    commas: bool = False,
     parser: Parser | None = None,
     syntax: str | None = None,
     none_word: str = "none",
@@ -45,6 +46,7 @@ def config_field(
 
     `choices` are the allowed values, or a function that looks them up; those of a `Literal` need not be repeated. The
     option of a tuple takes values with commas between, or if `repeated` words of their own; `min_items` is the fewest.
+    `commas` says that a text may name several with commas, too.
     `parser` reads a text in a way of its own, or raises ValueError; `syntax` says in messages what it reads, as
     "numbers and ranges such as 0,3,8-11". `none_word` is the text that stands for None; empty if no text does.
     """

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
 import regard
+from regard.attention import blockwise
 from regard.commands.look import run
 from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import FLOAT_ERROR, FLOOR, LOG_ERROR, TILES, TOP, spread
@@ -110,7 +111,10 @@ def eager(model: Any, tokenizer: Any, text: str) -> tuple[dict[str, list[Tensor]
 
 
 @pytest.mark.parametrize("kind", ["bert", "sinks", "grouped", "bart", "longcat"])
-def test_weights_and_columns_are_those_of_eager_attention(kind: str, tokenizer: Any) -> None:
+def test_weights_and_columns_are_those_of_eager_attention(
+    kind: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(blockwise.ROWS, "cpu", (1, 7))
     model, text = make(kind), words(20)
     expected, _ = eager(model, tokenizer, text)
     pane = regard.look_at(model, tokenizer, text)

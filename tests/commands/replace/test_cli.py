@@ -22,6 +22,12 @@ SMALL = (
 FEW = (*SMALL, "--dynamic-fractions", "1,1/2,0", "--rank-heads-by", "input-dependence")
 
 
+def few_but(*options: object) -> list[object]:
+    """The usual options without those that are given."""
+    given = {str(option).partition("=")[0] for option in options}
+    return [part for pair in zip(FEW[::2], FEW[1::2], strict=True) if pair[0] not in given for part in pair]
+
+
 def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
@@ -66,11 +72,11 @@ def constants(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 @pytest.fixture
 def replaced(regard: Regard, tiny: Tiny, task: Path) -> Regard:
-    """`regard replace bert --task task.jsonl --out out/run …`; later options stand against the usual ones."""
+    """`regard replace bert --task task.jsonl --out out/run …`, with the usual options where none are given."""
 
     def run(*options: object, model: object = None) -> Any:
         chosen = () if "--task" in options else ("--task", task)
-        return regard("replace", model or tiny("bert"), *chosen, *FEW, "--out", "out/run", *options)
+        return regard("replace", model or tiny("bert"), *chosen, *few_but(*options), "--out", "out/run", *options)
 
     return run
 
@@ -125,7 +131,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_named_after_model_and_task(regard: Regard, tiny: Tiny, task: Path, tmp_path: Path) -> None:
-    ended = regard("replace", tiny("bert"), "--task", task, *FEW, "--dynamic-fractions", "0", "--num-seeds", 1)
+    ended = regard("replace", tiny("bert"), "--task", task, *SMALL[:-4], "--dynamic-fractions", "0", "--num-seeds", 1)
     assert ended.code == 0
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["replace-bert-task"]
 

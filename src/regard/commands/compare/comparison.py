@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,17 @@ def result_class(folder: Path) -> type[RunResult]:
 
 
 def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
-    """Return the settings that differ, a row each with a column per run; "–" where a run has none of it."""
-    flat = {name: dict(_flatten(run.metadata)) for name, run in runs.items()}
+    """Return the settings that differ, a row each with a column per run; "–" where a run has none of it.
+
+    Tasks of a stream that not all runs have are named, without what is known of each.
+    """
+    tasks = {name: _task_names(run) for name, run in runs.items()}
+    partial = {task for names in tasks.values() for task in names if not all(task in other for other in tasks.values())}
+    flat = {
+        name: ({"stream.tasks": ", ".join(tasks[name])} if partial else {})
+        | {key: value for key, value in _flatten(run.metadata) if not _is_of_task(key, partial)}
+        for name, run in runs.items()
+    }
     outcomes = {"model.sha256"} if all(run.command == PretrainResult.command for run in runs.values()) else set()
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
@@ -53,6 +62,17 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     told = {_section(row["setting"]) for row in different if not _is_hash_name(row["setting"])}
     shown = [row for row in different if not _is_hash_name(row["setting"]) or _section(row["setting"]) not in told]
     return pd.DataFrame(shown, columns=["setting", *runs])
+
+
+def _task_names(run: RunResult) -> list[str]:
+    return [task["name"] for task in run.metadata.get("stream", {}).get("tasks", [])]
+
+
+def _is_of_task(setting: str, tasks: Collection[str]) -> bool:
+    """Return whether a setting is one of the stream's parts by task, `stream.PART.TASK`, for one of some tasks."""
+    section, _, rest = setting.partition(".")
+    name = rest.partition(".")[2]
+    return section == "stream" and any(name == task or name.startswith(f"{task}.") for task in tasks)
 
 
 def _is_hash_name(setting: str) -> bool:
@@ -105,8 +125,7 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
     notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
     if not len(settings):
         notes.append("no setting differs")
-    streams = [run.metadata.get("stream", {}).get("tasks", []) for run in runs.values()]
-    if len({tuple(task["name"] for task in tasks) for tasks in streams}) > 1:
+    if len({tuple(_task_names(run)) for run in runs.values()}) > 1:
         notes.append("the runs are of different tasks; their figures are means over these")
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.progress import describe_progress
 from regard.errors import UserError
-from regard.runs.arguments import add_config_options, add_run_options, file_slug, parse_config_options, parse_seeds
+from regard.runs.arguments import (
+    OneList,
+    add_config_options,
+    add_run_options,
+    file_slug,
+    parse_config_options,
+    parse_seeds,
+)
 from regard.runs.config import read_results
 
 if TYPE_CHECKING:
@@ -62,7 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(or answer) and optionally instruction, or folder with a folder per task",
     )
     parser.add_argument(
-        "--seeds", metavar="A,B,…", help="seeds of sampling, task order, initialization and batches (default: 508)"
+        "--seeds",
+        action=OneList,
+        metavar="A,B,…",
+        help="seeds of sampling, task order, initialization and batches (default: 508)",
     )
     parser.add_argument(
         "--continue", dest="after", metavar="RUN", help="go on with a finished run: STREAM has the new tasks"

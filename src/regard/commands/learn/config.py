@@ -68,7 +68,9 @@ class LearnConfig(Config):
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
     )
     method: str = config_field(
-        "prescale", "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)"
+        "prescale",
+        "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)",
+        commas=True,
     )
     model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")
     adapter: str | None = config_field(None, "adapter of PEFT (folder or hub id), merged into the model at the start")
@@ -123,7 +125,7 @@ class LearnConfig(Config):
     )
     weight_decay: float | None = config_field(None, "weight decay of AdamW, on matrices only", minimum=0)
     search_learning_rates: str | None = config_field(
-        None, "learning rates separated by commas; the best on the first task's dev rows is used"
+        None, "learning rates separated by commas; the best on the first task's dev rows is used", commas=True
     )
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
     probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", exclusive_minimum=0)
@@ -147,7 +149,9 @@ class LearnConfig(Config):
     )
     held_out_samples: int = config_field(64, "windows of held-out text (default: 64)", minimum=1)
     evaluate: str | None = config_field(
-        None, "tasks of lm-evaluation-harness before the first and after each task: names or YAML files, with commas"
+        None,
+        "tasks of lm-evaluation-harness before the first and after each task: names or YAML files, with commas",
+        commas=True,
     )
     trackers: tuple[str, ...] = config_field(
         (), "where scores go as well, as accelerate names it: tensorboard, wandb, …", repeated=True

@@ -92,22 +92,21 @@ def rollback(
 
 
 def _write_card(run: str | Path, network: Network, method: str | None, seed: int | None) -> str:
-    """Add the length of texts to the network's lineage, and return its card."""
+    """Add the lengths of texts and answers to the network's lineage, and return its card."""
     import pandas as pd
 
     from regard.continual.learnt_model import describe_learnt_model
-    from regard.models.generator import Generator
     from regard.runs.result import read_metadata
 
     run_metadata = _find_run(read_metadata(run, "learn")["runs"], method, seed)
     learnt = network.classifier.config.lineage
-    learnt["length"] = run_metadata["length"]
+    learnt |= {name: run_metadata[name] for name in ("length", "target_length")}
     last = run_metadata["tasks"].index(learnt["tasks"][-1]["name"]) + 1 if learnt["tasks"] else 0
     matrix = pd.read_parquet(Path(run) / "matrix.parquet")
     of_run = (matrix["method"] == run_metadata["method"]) & (matrix["seed"] == run_metadata["seed"])
     rows = matrix[of_run & (matrix["after_task"] == last) & (matrix["scenario"] == "til")]
     scores = dict(zip(rows["task"], map(float, rows["score"]), strict=True))
-    return describe_learnt_model(learnt, scores, writes=isinstance(network.classifier, Generator))
+    return describe_learnt_model(learnt, scores)
 
 
 def restore(
@@ -140,7 +139,7 @@ def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int |
     if len(matching) != 1:
         available = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
         problem = "several fit" if matching else "none fits"
-        way = "choose by --method and --seed of `regard rollback` or `explore`"
+        way = "choose by --method and --seed of `regard explore` or `rollback`, whose --peft writes what `merge` takes"
         raise UserError(f"run: expected one, {problem} ({way}); the folder has {available}")
     return matching[0]
 

@@ -179,7 +179,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         ]
         if finished is not None:
             runs = [finished.go_on(run) for run in runs]
-        if not work.resume:  # `start` deletes an earlier state, and the last method trains after hours
+        # Before `start` deletes an earlier state, and not after the hours of the methods before the last
+        if not (work.resume and work.can_resume()):
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run.config, run.stream, loaded, run.lora)
         continued = [] if finished is None else finished.record()

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_model_options(parser, several=True)
     parser.add_argument(
         "--task",
+        action=arguments.OneList,
         required=True,
         metavar="TASK,…",
         help="cola, sst2, mrpc, mnli, ner, pos, mlm, lm (perplexity of a causal "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
-from regard.runs.arguments import add_config_options, parse_config_options, parse_seeds
+from regard.runs.arguments import OneList, add_config_options, parse_config_options, parse_seeds
 from regard.runs.progress import heartbeat
 
 if TYPE_CHECKING:
@@ -116,7 +116,9 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
         metavar="FIELD=VALUE,…",
         help="settings that vary, with their values",
     )
-    parser.add_argument("--seeds", metavar="A,B,…", help="seeds of each combination (default: 0 to --num-seeds - 1)")
+    parser.add_argument(
+        "--seeds", action=OneList, metavar="A,B,…", help="seeds of each combination (default: 0 to --num-seeds - 1)"
+    )
     parser.add_argument("--num-seeds", type=int, metavar="N", help="so many seeds from 0 (default: 3)")
     parser.add_argument("--launcher", default="local", metavar="NAME", help="local (default) or ray")
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one of this machine)")
