@@ -100,8 +100,22 @@ def test_it_writes_the_answers_that_the_run_was_scored_with(
         assert grade == pytest.approx(rows[rows["task"] == task.name]["score"].item())
         answers |= {*written}
     assert len(answers) > 1
-    with pytest.raises(UserError, match=r"^texts: expected whole prompts for a model that writes answers, got a pair"):
+    with pytest.raises(UserError, match=r"^texts: expected single texts for a model that writes answers, got a pair"):
         model.predict([("say", "a cat")])
+
+
+def test_prompts_stand_around_inputs_as_in_training() -> None:
+    tasks = [{"name": "sum", "prompt": ["Add. ", " ="]}, {"name": "old"}, {"name": "word", "prompt": ["", " ="]}]
+    model = regard.LearntModel(None, None, {"tasks": tasks})
+    assert model.complete(["1 2", "Add. 1 2 ="], "sum") == ["Add. 1 2 =", "Add. 1 2 ="]
+    assert model.complete(["1 2", "1 ="], "old") == ["1 2", "1 ="]
+    assert model.complete(["Add. 1 2 =", "1 ="]) == ["Add. 1 2 =", "1 ="]
+    with pytest.raises(
+        UserError, match=r"^task: expected one of sum, old, word, whose prompts differ, or whole prompts"
+    ):
+        model.complete(["1 2"])
+    alone = regard.LearntModel(None, None, {"tasks": tasks[:1]})
+    assert alone.complete(["1 2"]) == ["Add. 1 2 ="]
 
 
 @pytest.mark.parametrize("method", ["ctr", "progprompt"])

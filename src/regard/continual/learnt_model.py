@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 
 from regard.continual.methods import method_named
 from regard.continual.models import LINEAGE, load_network
+from regard.continual.pseudo.parsing import PromptFrame
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import decode_answers, encode_prompts, pad_batch
 from regard.data.encoding import encode
@@ -75,11 +76,14 @@ class LearntModel:
         Raises:
             UserError: There is no such task.
         """
-        tasks = {str(one["name"]): one["labels"] for one in self.lineage["tasks"]}
+        return tuple(dict.fromkeys(label for one in self._tasks(task) for label in one["labels"]))
+
+    def _tasks(self, task: str | None) -> list[Mapping[str, Any]]:
+        """Return what the lineage says of a task, or of all. Raises UserError."""
+        tasks = {str(one["name"]): one for one in self.lineage["tasks"]}
         if task is not None and task not in tasks:
             raise UserError(f"task: expected one of {', '.join(tasks)}, got {task!r}")
-        chosen = tasks.values() if task is None else [tasks[task]]
-        return tuple(dict.fromkeys(label for labels in chosen for label in labels))
+        return list(tasks.values()) if task is None else [tasks[task]]
 
     @torch.no_grad()
     def predict(
@@ -88,10 +92,10 @@ class LearntModel:
         """Return the label of each text, or the answer that is written to it, as the run was scored.
 
         Args:
-            texts: Texts, or pairs of them. Of tasks from text to text whole prompts, as the rows have them, with the
-                instruction if there is one.
-            task: The task whose labels are possible; None for those of all tasks that were learnt, with a method that
-                tells them apart.
+            texts: Texts, or pairs of them. Of tasks from text to text inputs, around which the task's prompt is put,
+                or whole prompts.
+            task: The task whose labels are possible, or whose prompt is put around inputs; None for all tasks that were
+                learnt, with a method that tells them apart, and with one prompt or whole prompts.
             batch_size: Texts a forward.
 
         Returns:
@@ -109,10 +113,17 @@ class LearntModel:
                 raise UserError(f"task: expected one of {', '.join(names)}, which {method} has to be told; got none")
             task = names[0]
         rows = tuple((text,) if isinstance(text, str) else tuple(text) for text in texts)
-        possible, number = self.labels(task), NO_TASK if task is None else names.index(task)
-        if self.writes:
-            return self._answer(rows, number, batch_size)
-        classes = tuple(self.network.classifier.config.classes)
+        self._tasks(task)
+        number = NO_TASK if task is None else names.index(task)
+        if not self.writes:
+            return self._classify(rows, task, number, batch_size)
+        if pair := next((row for row in rows if len(row) != 1), None):
+            raise UserError(f"texts: expected single texts for a model that writes answers, got a pair, {pair!r:.50}")
+        return self._answer(self.complete((text for (text,) in rows), task), number, batch_size)
+
+    def _classify(self, rows: tuple[tuple[str, ...], ...], task: str | None, number: int, batch_size: int) -> list[str]:
+        """Return the likeliest label of each text among those of a task, which has a number, or of all tasks."""
+        possible, classes = self.labels(task), tuple(self.network.classifier.config.classes)
         banned = torch.tensor([name not in possible for name in classes])
         examples = Examples(texts=rows, labels=(0,) * len(rows))
         encoded = encode("sequence", examples, self.tokenizer, self.lineage["length"], "natural")
@@ -128,21 +139,45 @@ class LearntModel:
             ]
         return found
 
-    def _answer(self, rows: Sequence[tuple[str, ...]], task: int, batch_size: int) -> list[str]:
-        """Return the answer to each prompt; the shortest are answered first."""
-        pair = next((row for row in rows if len(row) != 1), None)
-        if pair is not None:
-            raise UserError(f"texts: expected whole prompts for a model that writes answers, got a pair, {pair!r:.60}")
+    def complete(self, inputs: Iterable[str], task: str | None = None) -> list[str]:
+        """Return the prompts of inputs as the model was trained on them; what is a whole prompt stays as it is.
+
+        Args:
+            inputs: Inputs of tasks from text to text, or whole prompts.
+            task: The task whose prompt it is; None where all tasks have the same.
+
+        Returns:
+            A prompt for each input.
+
+        Raises:
+            UserError: The tasks' prompts differ, and no task is named.
+        """
+        frames = {one["name"]: PromptFrame("", *one.get("prompt", ("", ""))) for one in self._tasks(task)}
+        possible, prompts = {*frames.values()}, []
+        for text in inputs:
+            if any((frame.before or frame.after) and frame.fits([text]) for frame in possible):
+                prompts.append(text)
+            elif len(possible) == 1:
+                prompts.append(next(iter(possible)).make_prompt(text))
+            else:
+                names = ", ".join(frames)
+                raise UserError(
+                    f"task: expected one of {names}, whose prompts differ, or whole prompts; got {text!r:.50}"
+                )
+        return prompts
+
+    def _answer(self, texts: Sequence[str], number: int, batch_size: int) -> list[str]:
+        """Return the answer to each prompt, with the number of its task; the shortest are answered first."""
         generator, tokenizer = self.network.classifier, self.tokenizer
-        texts, decodes_alone = [text for (text,) in rows], not generator.is_encoder_decoder
-        prompts = encode_prompts(texts, tokenizer, self.lineage["length"], encoder_decoder=not decodes_alone)
-        answers, order = [""] * len(rows), sorted(range(len(rows)), key=lambda row: len(prompts[row]))
+        limits = {"length": self.lineage["length"], "encoder_decoder": generator.is_encoder_decoder}
+        prompts = encode_prompts(texts, tokenizer, **limits)
+        answers, order = [""] * len(texts), sorted(range(len(texts)), key=lambda row: len(prompts[row]))
         device, new_tokens = next(self.network.parameters()).device, self.lineage.get("target_length", NEW_TOKENS)
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        for start in range(0, len(rows), batch_size):
+        for start in range(0, len(texts), batch_size):
             chosen = order[start : start + batch_size]
             batch = pad_batch([prompts[row] for row in chosen], [prompts[row] for row in chosen], pad)
-            batch |= {"tasks": torch.full((len(chosen),), task), "rows": torch.arange(len(chosen))}
+            batch |= {"tasks": torch.full((len(chosen),), number), "rows": torch.arange(len(chosen))}
             ids = self.network.generate({name: value.to(device) for name, value in batch.items()}, new_tokens)
             for row, answer in zip(chosen, decode_answers(ids, tokenizer, generator), strict=True):
                 answers[row] = answer

@@ -17,7 +17,9 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import Network
+from regard.continual.pseudo.parsing import find_frame
 from regard.continual.run_state import collect_tensors, load_tensors
+from regard.data.stream import ClassificationTask, TextTask
 from regard.errors import UserError, describe_error
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
 from regard.models.generator import Generator, GeneratorConfig, is_language_model
@@ -53,10 +55,7 @@ class TaskDeltas:
             "common": config.common,
             "lora": config.lora,
             "classes": list(learner.stream.classes),
-            "tasks": [
-                {"name": task.name, "labels": list(task.labels), "sha256": dict(task.sha256)}
-                for task in learner.stream.tasks
-            ],
+            "tasks": [_describe_task(task) for task in learner.stream.tasks],
         }
         write_file(self.folder / LINEAGE, json.dumps(metadata, indent=1) + "\n")
 
@@ -79,6 +78,15 @@ class TaskDeltas:
             draft.unlink(missing_ok=True)
             raise UserError(f"cannot write {path}: {describe_error(error)}; what was there is kept") from error
         self._before = {name: value.clone() for name, value in now.items()}
+
+
+def _describe_task(task: ClassificationTask | TextTask) -> dict[str, Any]:
+    """Return a task as the lineage has it; of one from text to text also what stands around its inputs in prompts."""
+    of_task = {"name": task.name, "labels": list(task.labels), "sha256": dict(task.sha256)}
+    if isinstance(task, ClassificationTask):
+        return of_task
+    frame = find_frame(task)
+    return of_task | {"prompt": [frame.before, frame.after]}
 
 
 def _checksums(folder: Path) -> dict[str, str]:

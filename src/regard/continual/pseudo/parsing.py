@@ -24,6 +24,14 @@ class PromptFrame:
     before: str
     after: str
 
+    def fits(self, prompts: Iterable[str]) -> bool:
+        """Return whether prompts begin and end so, with an input between."""
+        min_length = len(self.before) + len(self.after)
+        return all(
+            len(prompt) > min_length and prompt.startswith(self.before) and prompt.endswith(self.after)
+            for prompt in prompts
+        )
+
     def extract_input(self, prompt: str) -> str:
         return prompt[len(self.before) : len(prompt) - len(self.after)]
 
@@ -48,9 +56,11 @@ def find_frame(task: TextTask) -> PromptFrame:
     for benchmark in (SUPER_NI, LONG_SEQUENCE):
         template = benchmark.prompt if definition else benchmark.prompt_without_definition
         before, after = template.format(definition=definition, input=_PLACEHOLDER).split(_PLACEHOLDER)
-        if _fits(prompts, before, after):
-            return PromptFrame(definition, before, after)
-    return PromptFrame(definition, definition if _fits(prompts, definition, "") else "", "")
+        frame = PromptFrame(definition, before, after)
+        if frame.fits(prompts):
+            return frame
+    frame = PromptFrame(definition, definition, "")
+    return frame if frame.fits(prompts) else PromptFrame(definition, "", "")
 
 
 def drop_duplicates(texts: Iterable[str]) -> list[str]:
@@ -64,11 +74,6 @@ def drop_duplicates(texts: Iterable[str]) -> list[str]:
 def plain_text(text: str) -> str:
     """Return the text with single spaces between its words."""
     return " ".join(text.split())
-
-
-def _fits(prompts: Iterable[str], before: str, after: str) -> bool:
-    min_length = len(before) + len(after)
-    return all(len(prompt) > min_length and prompt.startswith(before) and prompt.endswith(after) for prompt in prompts)
 
 
 def read_pseudo(folder: str | Path, task: str) -> tuple[str, ...]:
