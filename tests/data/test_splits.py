@@ -154,6 +154,7 @@ COUNTS = {
     "copies_in_test": 1,
     "train_in_other_tasks": 2,
     "dev_in_other_tasks": 0,
+    "texts_with_several_labels": 0,
 }
 
 
@@ -164,6 +165,12 @@ def test_clean_drops_and_counts() -> None:
     assert texts(one.test) == ["seen", "test", "Test"]
     assert one.overlaps == COUNTS | {"dropped_from_train": 5, "dropped_from_dev": 2}
     assert two == replace(OTHER, overlaps=dict.fromkeys(one.overlaps, 0))
+
+
+def test_texts_with_several_labels_are_counted_over_all_splits() -> None:
+    train = rows("a red", "b red", "b blue", "a up", "b down", "a up")
+    (found,) = clean_splits([task("one", train, rows("a blue", "b left"), rows("b red", "a right"))], "paper", 0)
+    assert found.overlaps["texts_with_several_labels"] == 2
 
 
 def test_paper_counts_alone() -> None:

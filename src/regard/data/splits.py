@@ -74,7 +74,7 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
     """
-    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0)) for task in tasks]
+    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0) | {AMBIGUOUS: _count_ambiguous(task)}) for task in tasks]
     tests = _find_owners(tasks, "test")
     tasks = [_add_dev(task, tests, protocol, seed, dev_is_test) for task in tasks]
     devs = _find_owners(tasks, "dev")
@@ -83,12 +83,21 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
     return [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
 
 
+AMBIGUOUS = "texts_with_several_labels"
 _Owners = Mapping[str, set[str]]  # names of the tasks that have a text in one of their splits, by the text's key
 _COUNTS = (
     *("train_in_dev", "train_in_test", "dev_in_test", "copies_in_train", "copies_in_dev", "copies_in_test"),
     *("train_in_other_tasks", "dev_in_other_tasks", "dropped_from_train", "dropped_from_dev"),
 )
-"""Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows."""
+"""Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows. Beside
+them stands that of different texts that have several labels in the task."""
+
+
+def _count_ambiguous(task: RawTask) -> int:
+    labels: dict[str, set[str]] = defaultdict(set)
+    for row in (row for rows in task.by_split().values() for row in rows):
+        labels[row.key].add(row.label)
+    return sum(len(of_text) > 1 for of_text in labels.values())
 
 
 def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:

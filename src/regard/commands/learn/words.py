@@ -139,6 +139,13 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
     ]
 
 
+def _list_ambiguous(metadata: Mapping[str, Any]) -> str:
+    """List how many texts of each task have several labels, as `regard.data.splits` counts them."""
+    by_task = labels.section(metadata, "stream").get("overlaps") or {}
+    counts = {task: counts.get("texts_with_several_labels", 0) for task, counts in by_task.items()}
+    return learn_tables.list_first([f"{count} of {task}" for task, count in counts.items() if count], 3)
+
+
 def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     """Write one sentence for everything that makes the numbers incomplete, uncertain or biased."""
     matrix, notes = tables["matrix"], []
@@ -155,6 +162,8 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
+    if ambiguous := _list_ambiguous(metadata):
+        notes.append(f"Texts with several labels, of which one at most is right: {ambiguous}.")
     by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
     if lengths := describe_lengths(list(by_seed.values())):
         notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
