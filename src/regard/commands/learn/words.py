@@ -141,8 +141,8 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
 
 def _list_ambiguous(metadata: Mapping[str, Any]) -> str:
     """List how many texts of each task have several labels, as `regard.data.splits` counts them."""
-    by_task = labels.section(metadata, "stream").get("overlaps") or {}
-    counts = {task: counts.get("texts_with_several_labels", 0) for task, counts in by_task.items()}
+    by_task = labels.section(labels.section(metadata, "stream"), "overlaps")
+    counts = {task: labels.section(by_task, task).get("texts_with_several_labels") for task in by_task}
     return learn_tables.list_first([f"{count} of {task}" for task, count in counts.items() if count], 3)
 
 
