@@ -9,9 +9,11 @@ from transformers import (
     AutoModel,
     BertConfig,
     BertModel,
+    BigBirdPegasusConfig,
     DebertaV2Config,
     DebertaV2Model,
     DeepseekV3Config,
+    GitConfig,
     GPT2Config,
     GPT2Model,
     LlamaConfig,
@@ -20,6 +22,7 @@ from transformers import (
     Phi3Config,
     T5Config,
     T5ForConditionalGeneration,
+    ViTConfig,
 )
 
 from regard.adapters.lora import MixedLayer
@@ -128,6 +131,21 @@ def test_auto_names_layers_that_join_queries_and_values(config: Any, expected: s
     add_lora(found, rank=2)
     adapted = {name.rsplit(".lora_A", 1)[0].rsplit(".", 1)[-1] for name, _ in found.named_modules() if "lora_A" in name}
     assert adapted == expected
+
+
+def test_auto_takes_every_family_of_a_model_and_no_tower_that_reads_no_tokens() -> None:
+    """GIT's text has `query` beside the `q_proj` of its vision tower; BigBird-Pegasus' encoder beside its decoder."""
+    git = AutoModel.from_config(GitConfig(**TINY, vision_config={**TINY, "image_size": 8, "patch_size": 4}))
+    found = target_layers(git, "auto")
+    assert len(found) == 4
+    assert {name.partition(".")[0] for name in found} == {"encoder"}
+    sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    both = AutoModel.from_config(BigBirdPegasusConfig(vocab_size=40, d_model=16, max_position_embeddings=32, **sizes))
+    names = target_layers(both, "auto")
+    assert {name.partition(".")[0] for name in names} == {"encoder", "decoder"}
+    assert {name.rpartition(".")[2] for name in names} == {"query", "value", "q_proj", "v_proj"}
+    vision = AutoModel.from_config(ViTConfig(**TINY, image_size=8, patch_size=4))
+    assert {name.rpartition(".")[2] for name in target_layers(vision, "auto")} <= {"query", "value", "q_proj", "v_proj"}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -94,6 +94,10 @@ def test_only_rounding_is_the_same_key(dtype: torch.dtype) -> None:
     assert sequences._is_close(keys + step, keys).all()
     four_bits = keys.abs().max() / 7
     assert not sequences._is_close((keys / four_bits).round() * four_bits, keys).all()
+    biased, other = keys.clone(), keys.flip(1)
+    biased[..., 0] += 1000
+    other[..., 0] += 1000
+    assert not sequences._is_close(other, biased).all(), "one large entry does not hide that the others differ"
 
 
 @pytest.mark.sample(6)

@@ -109,6 +109,26 @@ def test_heads_that_are_not_side_by_side_in_their_order_are_refused(name: str) -
         values(model, states)
 
 
+def test_one_head_of_values_does_not_hide_another_order() -> None:
+    """The first query of a causal head sees one key: with one head of values that output is the same in all heads."""
+
+    class OneValue(Rearranged):
+        def forward(self, x: Tensor) -> Tensor:
+            heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            values = heads[:, :1].expand_as(heads)
+            output = scaled_dot_product_attention(heads, heads, values, is_causal=True)
+            projected: Tensor = self.proj(self.join(output))
+            return projected
+
+    model = Stack("proj")
+    states = torch.randn(2, TOKENS, WIDTH, generator=torch.Generator().manual_seed(1))
+    model.blocks = nn.ModuleList(OneValue(JOINED["in order"]) for _ in range(2))
+    assert values(model, states).isfinite().all()
+    model.blocks = nn.ModuleList(OneValue(JOINED["reversed"]) for _ in range(2))
+    with pytest.raises(UserError, match="does not receive their outputs one beside the other"):
+        values(model, states)
+
+
 def test_a_speech_encoder_equals_the_products_of_its_heads() -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 48}

@@ -11,7 +11,7 @@ from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_la
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
-from regard.models.lora_targets import query_value_names
+from regard.models.lora_targets import query_value_layers
 
 
 class LoraAdapterPool(AdapterPool):
@@ -96,8 +96,8 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
     types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
     present = f"the model has {', '.join(types[:40]) or 'none'}"
     if targets == "auto":
-        if names := query_value_names(types):
-            return [name for name in linear if name.rsplit(".", 1)[-1] in names]
+        if layers := query_value_layers(model, linear):
+            return layers
         raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:

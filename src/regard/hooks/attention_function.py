@@ -1,6 +1,7 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
 import sys
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -39,7 +40,8 @@ OVERRIDE = "_regard_override"
 EXCLUSIVE: ContextVar[Observer | None] = ContextVar("EXCLUSIVE", default=None)
 """The only observer that is told of calls, if there is one."""
 
-
+HIDING = -1e3
+"""A number that is added to a score like this or lower leaves no weight beside a score that is as it was."""
 IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
 """Whether a call that came through `AttentionInterface` is being computed."""
 
@@ -157,9 +159,21 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
         call = call.expand_keys()
     if override is not None:
         call = override.apply_to(call)
-    whole = call
-    if present:
-        call = compressed.select_tokens(module, call)
+    if not present:
+        return attend(call, ReductionRequest())[0]
+    device = call.query.device.type
+    if not torch.is_autocast_enabled(device):
+        return _show(module, call, present)
+    output = compute_output(call)
+    with torch.autocast(device, enabled=False):
+        if call.operation is None and call.constant is None:  # what PyTorch's attention has computed with
+            call = call.to_dtype(torch.get_autocast_dtype(device))
+        return _show(module, call, present, output)
+
+
+def _show(module: nn.Module, call: AttentionCall, present: Sequence[Observer], output: Tensor | None = None) -> Tensor:
+    """Return the output of a call, computed if it is None, and show both to the observers."""
+    whole, call = call, compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []
     request = ReductionRequest()
@@ -171,7 +185,11 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
             call, wanted = answer
             request = request.join(wanted)
             observers.append(observer)
-    output, reductions = attend(call, request) if is_whole else (compute_output(whole), reduce(call, request))
+    if output is None and is_whole:
+        output, reductions = attend(call, request)
+    else:
+        output = compute_output(whole) if output is None else output
+        reductions = reduce(call, request)
     for observer in observers:
         observer.after_attention(module, call, output, reductions)
     return output
@@ -244,4 +262,16 @@ def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
         return {"keep": mask}
     keep = mask > torch.finfo(mask.dtype).min / 2
     bias = mask.masked_fill(~keep, 0.0)
-    return {"keep": keep, "bias": bias} if is_traced() or bool(bias.any()) else {"keep": keep}
+    if is_traced():
+        return {"keep": keep, "bias": bias}
+    if not bool(bias.any()):
+        return {"keep": keep}
+    return {"keep": mask == 0} if _hides_by_a_number(mask) else {"keep": keep, "bias": bias}
+
+
+def _hides_by_a_number(mask: Tensor) -> bool:
+    """Return whether a mask that is added has two values, 0 and one whose exponential is none, as −10⁹ or −10⁴."""
+    lowest, seen = mask.amin(), mask == 0
+    if float(lowest) > HIDING:
+        return False
+    return bool((seen | (mask == lowest)).all()) and bool(seen.any(-1).all())

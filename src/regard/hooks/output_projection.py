@@ -13,6 +13,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from regard.errors import UserError
+from regard.hooks.autocast import without_autocast
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 """Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""
@@ -105,10 +106,27 @@ class ProjectionInputs:
         for (path, output, read), part in zip(calls, rows.split(tokens), strict=True):
             received = part.view(len(output), -1, heads, width).transpose(1, 2)
             if projection not in self._in_order and received.shape[2] > 1:
-                if _is_rearranged(received, output):
-                    raise _not_recognized(path)
-                self._in_order.add(projection)
-            read(received)
+                is_known = self._check_order(received, output, path)
+                self._in_order |= {projection} if is_known else set()
+            with without_autocast():
+                read(received)
+
+    def _check_order(
+        self,
+        received: Float[Tensor, "batch head query value_width"],
+        output: Float[Tensor, "batch head query value_width"],
+        path: str,
+    ) -> bool:
+        """Return whether heads and tokens of outputs are known to be received in their order, gated or as they are.
+
+        Outputs of which heads are the same do not tell. Raises UserError if they are received in another order.
+        """
+        now, before = received.nan_to_num(), output.to(received.dtype).nan_to_num()
+        if torch.equal(now, before):
+            return len(before.double().sum((0, 2, 3)).unique()) == before.shape[1]
+        if torch.isclose(now.norm(), before.norm(), rtol=1e-3) and torch.equal(_sort(now), _sort(before)):
+            raise _not_recognized(path)
+        return True
 
     def check(self) -> None:
         """Raise a UserError if an output has not been projected."""
@@ -124,14 +142,8 @@ class ProjectionInputs:
         self._handles, self._calls = {}, {}
 
 
-def _is_rearranged(
-    received: Float[Tensor, "batch head query value_width"], output: Float[Tensor, "batch head query value_width"]
-) -> bool:
-    """Return whether the outputs of the first sample are received in another order, and not gated or as they are."""
-    now, before = received[0], output[0].to(received.dtype)
-    if torch.equal(now[:, 0], before[:, 0]) or not torch.isclose(now.norm(), before.norm(), rtol=1e-3):
-        return False
-    return torch.equal(now.flatten().sort().values, before.flatten().sort().values)
+def _sort(outputs: Tensor) -> Tensor:
+    return outputs.flatten().sort().values
 
 
 def _not_recognized(path: str) -> UserError:

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
+from regard.hooks.autocast import without_autocast
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
 from regard.hooks.patches import LOCK, can_patch, patched
@@ -183,7 +184,8 @@ class _ObserverHook:
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
     def __call__(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer):
-            self._function(*args)
+            with without_autocast():
+                self._function(*args)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _make_idle_hook, ()

@@ -381,6 +381,10 @@ def find_site(sequences: Sequences, stacks: Iterable[Sequences], kind: str = "se
 
 
 def _is_close(keys: Tensor, observed: Tensor) -> Tensor:
-    """Return where keys are those observed, but for rounding: a cache of latent vectors computes them at each step."""
+    """Return where keys are those observed, but for rounding: a cache of latent vectors computes them at each step.
+
+    Rounding is by the size of an entry, which a bias may make far larger than others, or of most entries.
+    """
     info = torch.finfo(keys.dtype)
-    return (keys - observed).abs() <= (2 if info.bits == 16 else 32) * info.eps * observed.abs().amax()
+    largest = observed.abs().amax(dim=(0, 1))
+    return (keys - observed).abs() <= (2 if info.bits == 16 else 32) * info.eps * largest.maximum(largest.median())

@@ -18,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 from regard.errors import UserError, check_choice
 from regard.models import heads
 from regard.models.heads import LABEL_SCALE, HeadName, LabelTextHead, Pooling, PreScalingHead
-from regard.models.lora_targets import query_value_names
+from regard.models.lora_targets import query_value_layers
 from regard.models.model_files import Loaded, as_user_error
 from regard.runs.model_type import original_type
 
@@ -244,12 +244,11 @@ def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, 
     except ImportError as error:
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     kind = original_type(model.config)  # peft knows no type of ours
-    linear = {
-        name.rsplit(".", 1)[-1] for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))
-    }
-    targets = targets or CHOICES.get(kind) or query_value_names(linear)
+    linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    chosen = targets or CHOICES.get(kind) or query_value_layers(model, linear) or None
     scale: Any = alpha or 2 * rank  # peft takes any number
-    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=list(targets) if targets else None)
+    layers = chosen if chosen is None or isinstance(chosen, str) else list(chosen)  # a pattern, of some types
+    config = LoraConfig(r=rank, lora_alpha=scale, target_modules=layers)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)
         inject_adapter_in_model(config, model)

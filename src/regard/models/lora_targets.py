@@ -1,6 +1,10 @@
 """Which layers get LoRA adapters where nobody names them."""
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Iterable
+
+from torch import nn
+from transformers import PreTrainedModel
 
 FAMILIES = (
     ("q", "v"),
@@ -17,6 +21,30 @@ Those of the last two lines compute the keys as well: from latent vectors (DeepS
 (GPT-2, GPT-NeoX, ModernBERT, Phi-3)."""
 
 
-def query_value_names(present: Collection[str]) -> tuple[str, ...]:
-    """Return the names that make queries and values among those of a model's linear layers; empty if none is known."""
-    return next((names for names in FAMILIES if set(names) <= set(present)), ())
+def query_value_layers(model: nn.Module, linear: Iterable[str]) -> list[str]:
+    """Return which of a model's linear layers make queries and values, by their names; none if none is known.
+
+    Attention modules of one model may be of several families. Parts that read no tokens, such as vision towers, are
+    left out, but in models of these alone.
+    """
+    towers = tuple(f"{name}." for name, module in model.named_modules() if name and reads_no_tokens(module))
+    every = list(linear)
+    return _of_families(name for name in every if not name.startswith(towers)) or _of_families(every)
+
+
+def _of_families(linear: Iterable[str]) -> list[str]:
+    """Return the layers whose names are those of a family that some module has whole."""
+    layers, children = list(linear), defaultdict[str, set[str]](set)
+    for name in layers:
+        parent, _, child = name.rpartition(".")
+        children[parent].add(child)
+    families = (
+        next((names for names in FAMILIES if of_parent.issuperset(names)), ()) for of_parent in children.values()
+    )
+    chosen = {name for names in families for name in names}
+    return [name for name in layers if name.rpartition(".")[2] in chosen]
+
+
+def reads_no_tokens(module: nn.Module) -> bool:
+    """Return whether a part of a model reads images or sounds in the place of tokens."""
+    return isinstance(module, PreTrainedModel) and module.main_input_name != "input_ids"

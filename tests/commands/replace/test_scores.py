@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.commands.replace.scores import axis_places, curves, fraction_name, intervals, relative_drop, shown_constants
+from regard.commands.replace.scores import (
+    axis_places,
+    curves,
+    drop_interval,
+    fraction_name,
+    intervals,
+    relative_drop,
+    shown_constants,
+)
 from regard.errors import UserError
 from regard.runs.intervals import t_quantile
 from tests.commands.replace import replaced_run
@@ -146,3 +154,17 @@ def test_mistakes_are_named() -> None:
         intervals(scores.iloc[:0])
     with pytest.raises(UserError, match="several are of model example/tiny, task cola"):
         intervals(pd.concat([scores, scores]))
+
+
+def test_the_interval_of_a_mean_over_models_of_one_text_is_no_narrower_than_theirs() -> None:
+    """They lose at the same parts of it: ±0.1 and ±0.3 nats are ±0.2 together, not ±0.16."""
+    rows = []
+    for model, width in (("a", 0.1), ("b", 0.3)):
+        own = {**KEY, "model": model, "metric": "negative_log_perplexity", "seed": 0}
+        rows.append({**own, "constants": "none", "rank_heads_by": "none", "dynamic_fraction": 1.0, "score": -3.0})
+        replaced = {"constants": "average", "rank_heads_by": "lambda", "dynamic_fraction": 0.0, "score": -3.5}
+        rows.append({**own, **replaced, "drop_half_width": width})
+    scores = pd.DataFrame(rows)
+    interval = drop_interval(scores, relative_drop(scores))
+    assert interval.ci_low == pytest.approx(0.3)
+    assert interval.ci_high == pytest.approx(0.7)

@@ -82,7 +82,8 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     """Return the interval of the mean drop of rows of `relative_drop` in one unit, over the seeds that all have.
 
     The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
-    interval is over parts of a text, where that is known.
+    interval is over parts of a text, where that is known. Of a mean over rows it is as if they went together: models
+    that read one text lose at the same parts.
     """
     by_row, over_parts = [], []
     for row in rows.to_dict("records"):
@@ -93,7 +94,7 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
         by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
         over_parts.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
     interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
-    width = math.hypot(*over_parts) / len(over_parts)
+    width = sum(over_parts) / len(over_parts)
     if math.isnan(width):
         return interval
     return dataclasses.replace(interval, ci_low=interval.mean - width, ci_high=interval.mean + width)

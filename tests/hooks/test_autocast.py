@@ -1,0 +1,86 @@
+"""Under autocast a model computes with rounded queries, keys and values; what is measured of them is not rounded."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from regard.hooks import watching
+
+HEADS, TOKENS, WIDTH = 4, 40, 32
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        projected: Tensor = self.proj(scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return projected
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Attention(), Attention()])
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        output: Tensor = self.blocks[0](q, k, v) + self.blocks[1](q, k, v)
+        return output
+
+
+@torch.no_grad()
+def test_statistics_are_those_of_what_is_rounded_once() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model, qkv = Stack().eval(), [2 * torch.randn(2, HEADS, TOKENS, WIDTH // HEADS, generator=generator) for _ in "qkv"]
+    names = ["column_mass", "value_weighted_mass", "key_norm"]
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(*qkv)
+        with watching(model, names) as watch:
+            assert torch.equal(model(*qkv), output)
+    q, k = (part.bfloat16().double() for part in qkv[:2])
+    hidden = torch.ones(TOKENS, TOKENS).triu(1).bool()
+    weights = (q @ k.mT / (WIDTH // HEADS) ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
+    mass = weights.sum(-2) / torch.arange(TOKENS, 0, -1)
+    found = watch.frame("column_mass").query("layer == 0 and position == 0").set_index("head")["value"]
+    assert torch.tensor(found.to_list()).allclose(mass[..., 0].mean(0).float(), rtol=1e-5)
+    norms = watch.frame("key_norm").query("layer == 1 and position == 3").set_index("head")["value"]
+    assert len(watch.frame("value_weighted_mass"))
+    assert torch.tensor(norms.to_list()).allclose(k[:, :, 3].norm(dim=-1).mean(0).float(), rtol=1e-5)
+
+
+SIZES = {
+    "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+LATENT = {
+    "kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [False, True])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
+        lambda: DeepseekV3ForCausalLM(DeepseekV3Config(**SIZES, **LATENT)),
+    ],
+    ids=["llama", "deepseek"],
+)
+def test_queries_of_another_type_than_values_are_observed(build: Any, use_cache: bool) -> None:
+    """Rotated queries are float32 there, and values that a product gives bfloat16."""
+    torch.manual_seed(0)
+    model = build().eval()
+    ids = torch.randint(1, 99, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = model(ids, use_cache=use_cache).logits
+        with watching(model, "default") as watch:
+            assert torch.equal(model(ids, use_cache=use_cache).logits, expected)
+    assert watch.frame()["value"].notna().all()
