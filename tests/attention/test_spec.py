@@ -25,6 +25,7 @@ REFUSED = {
     "top_k": ({"top_k": 0}, "top_k must be a whole number of at least 1, got 0"),
     "a gate a head and none": ({"gate_per_head": True}, "gate_per_head needs gate"),
     "values of two heads": ({"differential": True, "extra": "kv-bias"}, "expected no kv-bias"),
+    "one key of two heads": ({"differential": True, "extra": "k-bias"}, "expected no k-bias"),
     "softmax twice": ({"normalisation": "sum"}, "softmax is already normalised; leave normalisation at none"),
     "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is already normalised"),
 }

@@ -66,6 +66,20 @@ def test_the_output_is_that_of_rows_of_sum_one(fixed: Any) -> None:
     torch.testing.assert_close(seen["output"], expected)
 
 
+@torch.no_grad()
+def test_what_is_measured_is_the_size_of_weights_that_may_be_negative(fixed: Any) -> None:
+    """|A| / Σ |A|, as of other attention that is no distribution; the head that attends is measured as it is."""
+    matrix = _learn(fixed, negative=True)[0][0].double().tril()
+    end_training_constants(fixed)
+    with regard.watching(fixed, ["column_mass", "entropy", "virtual_sink_mass"]) as watch:
+        fixed(_ids())
+    sizes = matrix.abs() / matrix.abs().sum(-1, keepdim=True)
+    found = watch.frame("column_mass").query("layer == 0 and head == 1").set_index("position")["value"]
+    assert found.to_list() == pytest.approx((sizes.sum(0) / LENGTH).tolist(), rel=1e-5)
+    entropy = watch.frame("entropy").query("layer == 0 and head == 1")
+    assert entropy["value"].notna().all()
+
+
 def test_validation_computes_what_training_computes() -> None:
     """Rows that no longer sum to one are divided by their sum with and without gradients, frozen or not."""
     torch.manual_seed(0)

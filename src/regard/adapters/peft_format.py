@@ -64,6 +64,9 @@ def export_adapter(adapters: AdapterModel, name: str, folder: Path, *, router: b
     adapters.layers("export")
     adapters.keep_in_memory()
     _warn_of_head(adapters)
+    if adapters.merged:
+        merged = ", ".join(adapter.name for adapter in adapters.merged)
+        warn_user(f"export: {merged}, merged into the base, stays out of the folder; PEFT needs that base for the same")
     with atomic_folder(folder, marker=CONFIG, overwrite=overwrite, option=saving.OPTION) as target:
         _write_block(adapters, name, target, saving.base_of(adapters))
         if router:

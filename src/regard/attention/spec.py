@@ -74,7 +74,7 @@ class AttentionSpec:
             raise UserError(f"attention: {self.weighting} is already normalised; leave normalisation at none")
         if self.gate_per_head and not self.gate:
             raise UserError("attention: gate_per_head needs gate")
-        if self.differential and self.extra in ("v-bias", "kv-bias"):
+        if self.differential and self.extra in ("k-bias", "v-bias", "kv-bias"):
             raise UserError(f"attention: differential joins values of two heads; expected no {self.extra}")
         if self.backend != "auto" and (obstacle := _obstacle(self, self.backend)):
             *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(self, backend)]

@@ -164,7 +164,7 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
     device = call.query.device.type
     if not torch.is_autocast_enabled(device):
         return _show(module, call, present)
-    output = compute_output(call)
+    output, _ = attend(call, ReductionRequest())
     with torch.autocast(device, enabled=False):
         if call.operation is None and call.constant is None:  # what PyTorch's attention has computed with
             call = call.to_dtype(torch.get_autocast_dtype(device))
@@ -185,11 +185,8 @@ def _show(module: nn.Module, call: AttentionCall, present: Sequence[Observer], o
             call, wanted = answer
             request = request.join(wanted)
             observers.append(observer)
-    if output is None and is_whole:
-        output, reductions = attend(call, request)
-    else:
-        output = compute_output(whole) if output is None else output
-        reductions = reduce(call, request)
+    computed, reductions = attend(call, request) if is_whole else (compute_output(whole), reduce(call, request))
+    output = computed if output is None else output
     for observer in observers:
         observer.after_attention(module, call, output, reductions)
     return output

@@ -20,6 +20,7 @@ PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 NAMES = (
     *("o_proj", "out_proj", "c_proj", "out_lin", "Wo", "o", "dense", "proj", "projection", "projection_layer"),
     *("output_proj", "linear_out", "to_out", "proj_out", "post_proj", "post", "linear_o", "wo", "out", "output"),
+    "attention_out",
 )
 """What projections are called, the first that fits before others."""
 
@@ -29,7 +30,8 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in NAMES]
-    candidates += [getattr(getattr(parent, "output", None), name, None) for name in NAMES]
+    behind = getattr(parent, "output", None)
+    candidates += [getattr(behind, name, None) for name in NAMES] + [behind]
     for layer in map(_without_dropout, candidates):
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")

@@ -171,7 +171,7 @@ class Sequences:
         if first is not seen and (first is None or seen is None or not torch.equal(first, seen)):
             raise UserError(
                 f"cannot observe {self.name}: its layers hide different keys from all queries; expected those of "
-                "padding"
+                "padding in every layer, or an argument attention_mask (batch, token) of the model, which says it"
             )
 
     @property

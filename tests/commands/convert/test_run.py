@@ -360,7 +360,7 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
         (
             "llama",
             {"attention": "softmax+window=16+prefix=4", "length": 16},
-            "^attention: a window of 16 hides nothing in sequences of 16 tokens; expected a smaller window",
+            "^attention: a window of 16 hides nothing in sequences of 16 tokens; expected a smaller",
         ),
         (
             "llama",
@@ -386,6 +386,13 @@ def test_autocast(causal: str, small: dict[str, Any]) -> None:
     found = convert(causal, **small, precision="bfloat16")
     assert found.stages["loss"].notna().all()
     assert all(parameter.dtype == torch.float32 for parameter in found.model.parameters())
+
+
+def test_a_model_with_averages_is_not_converted_again(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    convert(causal, **{**small, "attention": "average", "average_samples": 4}).save(tmp_path / "run")
+    for attention in ("average", "sigmoid"):
+        with pytest.raises(UserError, match="is already replaced, with constant heads"):
+            convert(str(tmp_path / "run" / "model"), **{**small, "attention": attention})
 
 
 def test_the_length_is_that_which_the_model_takes() -> None:

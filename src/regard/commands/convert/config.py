@@ -67,9 +67,10 @@ class ConvertConfig(Config):
         length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
         spec = None if self.attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(self.attention)
         if spec is not None and spec.window is not None and spec.window >= length:
+            longer = "" if length == limit else ", or a larger length"
             raise UserError(
                 f"attention: a window of {spec.window} hides nothing in sequences of {length} tokens; expected a "
-                "smaller window, or a larger length"
+                f"smaller window{longer}"
             )
         return self.replace(length=length)
 

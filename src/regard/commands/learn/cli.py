@@ -106,6 +106,8 @@ def _parse_run(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise UserError("continue: expected a stream with the new tasks, got none")
     if args.seeds is not None or args.config is not None:
         raise UserError(f"{'seeds' if args.seeds else 'config'}: expected none with --continue, whose run has its own")
+    if args.out is not None and args.out.resolve() == Path(args.after).resolve():
+        raise UserError(f"out: expected another folder than that of the run that is gone on with, got {args.out}")
     name = f"{file_slug(Path(args.stream).stem)}-after-{file_slug(Path(args.after).name)}"
     return {"stream": args.stream, "after": args.after, **parse_config_options(args, LearnConfig)}, name
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -175,6 +176,15 @@ PRESETS: dict[str, dict[str, Any]] = {
 million parameters, is the smallest found in which a sink passes the threshold: in a minute or two on one core, with a
 fixed first token, strong weight decay and short sequences.
 """
+
+
+def own_vocabulary(preset: PretrainConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return changes of a preset, with the vocabulary of another tokenizer than its own, if no size is given.
+
+    A preset's size is that of its own tokenizer: with a smaller one there would be words that never occur.
+    """
+    is_other = changes.get("tokenizer", preset.tokenizer) != preset.tokenizer
+    return {"vocab_size": None, **changes} if is_other else dict(changes)
 
 
 def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfig:

@@ -17,7 +17,13 @@ from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
-from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig, preset_config
+from regard.commands.pretrain.config import (
+    TRAIN_TOKENIZER,
+    TRAINED_VOCAB_SIZE,
+    PretrainConfig,
+    own_vocabulary,
+    preset_config,
+)
 from regard.commands.pretrain.result import PretrainResult, final_metrics, make_history
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
@@ -111,7 +117,8 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     """
     preset = preset_config(config)
     name = config if isinstance(config, str) else None
-    config = preset.replace(**explicit_arguments(locals(), PretrainConfig))
+    changes = explicit_arguments(locals(), PretrainConfig)
+    config = preset.replace(**(changes if name is None else own_vocabulary(preset, changes)))
     plan = config.training_config()
     join_processes()
 
