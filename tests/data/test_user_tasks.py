@@ -327,3 +327,19 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     write(tmp_path / "a/test.csv", records("b"))
     write(tmp_path / "a/test.jsonl", records("b"))
     assert "expected one file of test in" in message_of(tmp_path)
+
+
+def test_blanks_around_names_are_none_and_case_is_told(tmp_path: Path) -> None:
+    rows = records("mood") + records("mood ", label=" no") + records("topic")
+    rows += [row | {"text": f"again {at}"} for at, row in enumerate(records("topic"))]
+    stream = read_stream(write(tmp_path / "mine.csv", rows))
+    assert [task.name for task in stream.tasks] == ["mood", "topic"]
+    assert stream.tasks[0].labels == ("no", "yes")
+    shouted = [
+        row | {"text": f"loud {at}", "label": str(row["label"]).upper()} for at, row in enumerate(records("mood"))
+    ]
+    with pytest.warns(UserWarning, match=r"labels of 'mood' that differ in case alone are told apart, as NO and no"):
+        read_stream(write(tmp_path / "case.csv", records("mood") + shouted))
+    both = records("mood") + [row | {"text": f"other {at}"} for at, row in enumerate(records("Mood"))]
+    with pytest.warns(UserWarning, match=r"tasks of .* that differ in case alone are told apart, as mood and Mood"):
+        read_stream(write(tmp_path / "tasks.csv", both))

@@ -1,6 +1,7 @@
 """Readers of a user's own tasks: a table of all, or a folder with tables for each; rows have labels or free answers."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from regard.data.instructions import format_prompt
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_text
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
 """What a column or a file may call a split, and which split it is."""
@@ -69,6 +70,7 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
         if has_splits and split not in SPLIT_NAMES:
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
         tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
+    _warn_of_case(tasks, f"tasks of {path}")
     if has_splits:
         return [_make_task(name, splits, str(path), columns) for name, splits in tasks.items()]
     dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
@@ -148,6 +150,7 @@ def _make_task(
         divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
         splits = dict(zip(SPLITS, divided, strict=True))
     labels = sorted({row.label for rows in splits.values() for row in rows})
+    _warn_of_case(labels, f"labels of {name!r}")
     if not columns.is_text and all(label.removeprefix("-").isdecimal() for label in labels):
         labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
         for split, rows in splits.items():
@@ -234,7 +237,16 @@ def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
 def _parse_name(value: Any, expected: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
         raise UserError(f"stream: expected {expected}, got {value!r}")
-    return str(value)
+    return str(value).strip()
+
+
+def _warn_of_case(names: Iterable[str], what: str) -> None:
+    """Warn of names that differ in case alone, which are often meant to be one."""
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        by_name[name.casefold()].append(name)
+    if alike := next((group for group in by_name.values() if len(group) > 1), None):
+        warn_user(f"stream: {what} that differ in case alone are told apart, as {' and '.join(alike)}")
 
 
 def _is_number(text: str) -> bool:
