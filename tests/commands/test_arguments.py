@@ -99,7 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "check": {"run": None, "--margin": "1.0", "--scenario": "til"},
     "rollback": {
         **{"run": None, "task": None, "--out": None, "--method": None, "--seed": None, "--peft": False},
-        "--overwrite": False,
+        **{"--model": None, "--overwrite": False},
     },
     "merge": {
         **{"adapters": None, "--method": "cat", "--weights": None, "--density": None, "--rank": None},

@@ -347,3 +347,13 @@ def test_from_text_to_blocks_with_a_tokenizer_of_its_own(tmp_path: Path) -> None
     decoded = tokenizer.decode([token for row in found for token in row])
     assert text.startswith(decoded.removesuffix("<|endoftext|>"))
     assert len(decoded) > 0.98 * len(text)
+
+
+def test_the_first_tokens_of_many_documents_may_be_few_documents(plain: Any, tmp_path: Path) -> None:
+    source = Source("few", write(tmp_path, "many.jsonl", 1000), tokens=60)
+    options: dict[str, Any] = {"length": 10, "folder": tmp_path, "valid_fraction": 1e-6}
+    (domain,) = prepare_corpus([source], plain, **options).domains
+    assert domain.split == "end"
+    assert (domain.train.tokens, domain.valid.tokens) == (50, 10)
+    (again,) = prepare_corpus([source], plain, **options).domains
+    assert again.metadata() == domain.metadata()

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -15,8 +15,16 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regard.data.blocks import BLOCKS, BlockPacker, TokenBlocks, check_num_blocks, is_packed, pack
-from regard.data.texts import Source, identify_source, read_source
+from regard.data.blocks import (
+    BLOCKS,
+    BlockPacker,
+    BlocksMetadata,
+    TokenBlocks,
+    check_num_blocks,
+    is_packed,
+    pack,
+)
+from regard.data.texts import Document, Source, identify_source, read_source
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError, check_int
 
@@ -132,18 +140,18 @@ class _SourcePacker:
 
     def _pack_splits(self, fingerprint: str, valid_fraction: float) -> tuple[TokenBlocks, TokenBlocks, str]:
         """Return training blocks, validation blocks, and how they were split."""
-        where, max_tokens = self.source.where, self.source.tokens
-        length, tokenizer = self.length, self.tokenizer
+        where, length = self.source.where, self.length
         folder = self._find_folder(f"{fingerprint}, {valid_fraction} to validate")
-        expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(tokenizer)}
+        expected = {"length": length, "fingerprint": fingerprint, "tokenizer": tokenizer_hash(self.tokenizer)}
         if not is_packed(folder, [BLOCKS], expected) and not is_packed(folder, [TRAIN, VALID], expected):
             documents = read_source(where)
             head = list(islice(documents, FEW_DOCUMENTS))
-            few = len(head) < FEW_DOCUMENTS
-            choose_split = (lambda _: BLOCKS) if few else partial(_choose_split, valid_fraction=valid_fraction)
-            with BlockPacker(folder, tokenizer, length, source=where, fingerprint=fingerprint) as packer:
-                packer.add(chain(head, documents), choose_split, max_tokens=max_tokens, on_progress=self.on_progress)
-                metadata = packer.finish()
+            few, documents = len(head) < FEW_DOCUMENTS, chain(head, documents)
+            metadata = self._pack_by_split(folder, fingerprint, documents, None if few else valid_fraction)
+            lacks_split = not few and not all(_has_blocks(metadata, split) for split in (TRAIN, VALID))
+            if lacks_split and self.source.tokens is not None:  # as many tokens as are wanted are few documents
+                few = True
+                metadata = self._pack_by_split(folder, fingerprint, read_source(where), None)
             for split in [BLOCKS] if few else [TRAIN, VALID]:
                 name = where if few else f"the part of {where} to {_PURPOSES[split]} on"
                 check_num_blocks(metadata.get(split), length, name, min_rows=2 if few else 1)
@@ -154,10 +162,26 @@ class _SourcePacker:
         indices = torch.arange(len(blocks))
         return blocks.select(indices[:num_train]), blocks.select(indices[num_train:]), "end"
 
+    def _pack_by_split(
+        self, folder: Path, fingerprint: str, documents: Iterable[Document], valid_fraction: float | None
+    ) -> dict[str, BlocksMetadata]:
+        """Pack documents into two splits, or if there is no fraction to validate into one."""
+        choose_split = (
+            (lambda _: BLOCKS) if valid_fraction is None else partial(_choose_split, valid_fraction=valid_fraction)
+        )
+        max_tokens, where = self.source.tokens, self.source.where
+        with BlockPacker(folder, self.tokenizer, self.length, source=where, fingerprint=fingerprint) as packer:
+            packer.add(documents, choose_split, max_tokens=max_tokens, on_progress=self.on_progress)
+            return packer.finish()
+
     def _find_folder(self, fingerprint: str) -> Path:
         key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+
+
+def _has_blocks(metadata: Mapping[str, BlocksMetadata], split: str) -> bool:
+    return split in metadata and metadata[split].rows > 0
 
 
 def _choose_split(section: str, valid_fraction: float) -> str:

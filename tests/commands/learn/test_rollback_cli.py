@@ -103,6 +103,14 @@ def test_a_mistake_gets_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_was_moved_is_named(learnt: Path, regard: Regard, words: Path, tmp_path: Path) -> None:
+    line = ("rollback", learnt, 1, "--method", "finetune", "--seed", 3, "--out", "m")
+    assert "nowhere" in regard(*line, "--model", "nowhere").complaint
+    moved = shutil.copytree(words / "model", tmp_path / "moved")
+    assert regard(*line, "--model", moved).code == 0
+    assert (tmp_path / "m" / "lineage.json").is_file()
+
+
 def test_models_that_are_not_there_or_damaged(learnt: Path, regard: Regard, tmp_path: Path) -> None:
     assert "no run in nowhere" in regard("rollback", "nowhere", "1", "--out", "m").complaint
     run = Path(shutil.copytree(learnt, tmp_path / "run"))

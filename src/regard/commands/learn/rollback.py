@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--method", metavar="NAME", help="method, if RUN has several")
     parser.add_argument("--seed", metavar="N", help="seed, if RUN has several")
+    parser.add_argument("--model", metavar="NAME", help="the model that RUN began with, if it is elsewhere now")
     parser.add_argument("--peft", action="store_true", help="write the adapters of the tasks alone, for PEFT")
     parser.add_argument("--overwrite", action="store_true", help="overwrite an earlier exported model in DIR")
 
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from regard.runs.command_line import print_summary
 
     options = {"method": args.method, "seed": seed, "peft": args.peft, "overwrite": args.overwrite}
-    out = rollback(args.run, args.task, args.out, **options)
+    out = rollback(args.run, args.task, args.out, model=args.model, **options)
     if args.peft:
         print_summary("adapters, each in PEFT's format, and their router", out)
         return
@@ -64,7 +65,7 @@ def rollback(
     *,
     method: str | None = None,
     seed: int | None = None,
-    model: Loaded | None = None,
+    model: Loaded | str | None = None,
     peft: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -74,8 +75,8 @@ def rollback(
     network of its own; one that answers in texts is a language model as before. Its `config.lineage` says which tasks
     it has learnt, in which order, from which base. `method` and `seed` choose where the run folder holds several. What
     the tasks have changed is put on the model that the run began with, which is loaded by its name unless `model` is
-    it. With `peft` the adapters of the tasks alone are written, see `SharedAdapters.export_peft_set`. With `overwrite`
-    it may take the place of another such folder. Raises UserError.
+    it, or says where it is now. With `peft` the adapters of the tasks alone are written, see
+    `SharedAdapters.export_peft_set`. With `overwrite` it may take the place of another such folder. Raises UserError.
     """
     from regard.adapters.peft_format import ROUTER
     from regard.continual.models import LINEAGE, export_network
@@ -110,7 +111,7 @@ def _write_card(run: str | Path, network: Network, method: str | None, seed: int
 
 
 def restore(
-    run: str | Path, task: int | str | None, *, method: str | None, seed: int | None, model: Loaded | None = None
+    run: str | Path, task: int | str | None, *, method: str | None, seed: int | None, model: Loaded | str | None = None
 ) -> tuple[Network, dict[str, Any], Loaded]:
     """Return the network of a run after a task, or after the last, what the run was, and the model it began with."""
     from regard.commands.learn.result import MODELS
@@ -125,9 +126,9 @@ def restore(
         raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
     num_tasks = len(run_metadata["tasks"]) if task is None else _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
-    if model is None:
+    if model is None or isinstance(model, str):
         name, adapter = (metadata["model"].get(key) for key in ("name", "adapter"))
-        model = load(name, dtype="float32", device="cpu", language_model=is_text, adapter=adapter)
+        model = load(model or name, dtype="float32", device="cpu", language_model=is_text, adapter=adapter)
     network, lineage = rebuild_network(folder, num_tasks, model)
     return network, lineage, model
 
