@@ -151,6 +151,11 @@ def test_a_comparison_that_is_refused_is_refused_in_one_line(regard: Regard, lea
     )
 
 
+def test_a_run_is_not_replaced_by_the_one_that_goes_on_with_it(regard: Regard) -> None:
+    line = ("learn", "new.jsonl", "--continue", "runs/old")
+    assert "out: expected another folder than that of the run" in regard(*line, "--out", "runs/old").complaint
+
+
 def test_it_stands_above_the_progress_on_a_terminal() -> None:
     lines: list[str] = []
     report = command.describe_progress(PlainProgress(lines.append))
