@@ -216,16 +216,14 @@ class AttentionCall:
 
     def to_acc_dtype(self) -> AttentionCall:
         """Return the call with queries, keys and values of one type, at least float32."""
-        dtype = self.query.dtype
-        if dtype in (torch.float32, torch.float64) and dtype == self.key.dtype == self.value.dtype:
-            return self
-        dtypes = (dtype, self.key.dtype, self.value.dtype)
+        dtypes = (self.query.dtype, self.key.dtype, self.value.dtype)
         return self.to_dtype(reduce(torch.promote_types, dtypes, torch.float32))
 
     def to_dtype(self, dtype: torch.dtype) -> AttentionCall:
-        """Return the call with queries, keys and values of a type; float64 is kept, as by autocast."""
-        cast = torch.float64 if torch.float64 in (self.query.dtype, self.key.dtype, self.value.dtype) else dtype
-        return map_fields(self, **dict.fromkeys(QKV, lambda tensor: tensor.to(cast)))
+        """Return the call with queries, keys and values of a type."""
+        if dtype == self.query.dtype == self.key.dtype == self.value.dtype:
+            return self
+        return map_fields(self, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))
 
     def select_samples(self, samples: slice | Int[Tensor, " selected"] | Bool[Tensor, " batch"]) -> AttentionCall:
         """Return the call of some samples."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, relative_positions, visible_mask
@@ -158,9 +158,9 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     return torch.nn.functional.dropout(weights(call), call.dropout) @ call.expand_groups(call.value)
 
 
-def _are_signed(matrix: Float[Tensor, "batch head query key"]) -> Bool[Tensor, "batch head 1 1"]:
-    """Return which heads have negative weights, as constants may that have been trained."""
-    return (matrix < 0).flatten(2).any(-1)[..., None, None]
+def _without_sign(matrix: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query key"]:
+    """Return |A| / Σ |A| of the rows with negative weights, as constants may have that were trained."""
+    return torch.where((matrix < 0).any(-1, keepdim=True), proxy_distribution(matrix), matrix)
 
 
 def distribution(
@@ -169,17 +169,12 @@ def distribution(
     """Return the weights that are measured (|A| / Σ|A| if they are no distribution), and each row's share of no key."""
     operation = call.operation
     if operation is None:
-        matrix = weights(call)
-        missing = (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
-        if call.constant is None:
-            return matrix, missing
-        is_signed = _are_signed(matrix)
-        matrix = torch.where(is_signed, proxy_distribution(matrix), matrix)
-        return matrix, missing.masked_fill(is_signed[..., 0], 0)
+        matrix = weights(call) if call.constant is None else _without_sign(weights(call))
+        return matrix, (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
     columns = matrix if column is None else torch.cat([column, matrix], dim=-1)
     if operation.function is not None or WEIGHTINGS[operation.weighting].proxy:
         columns = proxy_distribution(columns)
     elif call.constant is not None:
-        columns = torch.where(_are_signed(columns), proxy_distribution(columns), columns)
+        columns = _without_sign(columns)
     return (columns, torch.zeros_like(columns[..., 0])) if column is None else (columns[..., 1:], columns[..., 0])

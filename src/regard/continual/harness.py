@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
-from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.text_learner import TextLearner, make_batch
 from regard.errors import UserError, describe_error
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
@@ -202,6 +202,6 @@ def _keep_last(ids: list[int], limit: int | None, answer_tokens: int) -> list[in
 
 
 def _make_batch(learner: TextLearner, prompts: Sequence[list[int]], answers: Sequence[list[int]]) -> dict[str, Tensor]:
-    batch = pad_batch(list(map(torch.tensor, prompts)), list(map(torch.tensor, answers)), learner.pad_token_id)
-    batch |= {"tasks": torch.full((len(prompts),), NO_TASK), "rows": torch.arange(len(prompts))}
-    return {name: value.to(learner.device) for name, value in batch.items()}
+    questions, replies = list(map(torch.tensor, prompts)), list(map(torch.tensor, answers))
+    pad, rows = learner.pad_token_id, torch.arange(len(prompts))
+    return make_batch(questions, replies, pad, task=NO_TASK, rows=rows, device=learner.device)

@@ -15,7 +15,7 @@ from regard.continual.methods import method_named
 from regard.continual.models import LINEAGE, load_network
 from regard.continual.pseudo.parsing import PromptFrame
 from regard.continual.scoring import NO_TASK
-from regard.continual.text_learner import decode_answers, encode_prompts, pad_batch
+from regard.continual.text_learner import decode_answers, encode_prompts, make_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.errors import UserError, describe_error
@@ -176,9 +176,10 @@ class LearntModel:
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         for start in range(0, len(texts), batch_size):
             chosen = order[start : start + batch_size]
-            batch = pad_batch([prompts[row] for row in chosen], [prompts[row] for row in chosen], pad)
-            batch |= {"tasks": torch.full((len(chosen),), number), "rows": torch.arange(len(chosen))}
-            ids = self.network.generate({name: value.to(device) for name, value in batch.items()}, new_tokens)
+            asked, rows = [prompts[row] for row in chosen], torch.tensor(chosen)
+            ids = self.network.generate(
+                make_batch(asked, asked, pad, task=number, rows=rows, device=device), new_tokens
+            )
             for row, answer in zip(chosen, decode_answers(ids, tokenizer, generator), strict=True):
                 answers[row] = answer
         return answers

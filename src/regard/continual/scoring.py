@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard.continual.learner import Learner
-from regard.continual.text_learner import TextLearner, pad_batch
+from regard.continual.text_learner import TextLearner, make_batch
 from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Metric, Split, TextTask
 from regard.errors import UserError
@@ -238,8 +238,7 @@ def _generate_by_row(learner: TextLearner, task: TextTask, split: Split, *, shar
     with learner.evaluation_mode(), torch.no_grad():
         for rows in (processes.local_shard(order) if sharded else order).split(learner.budget.eval_batch_size):
             prompts, answers = ([read(row) for row in rows.tolist()] for read in (encoded.prompt, encoded.answer))
-            batch = pad_batch(prompts, answers, learner.pad_token_id)
-            batch |= {"tasks": torch.full_like(rows, task_index), "rows": rows}
-            inputs = {name: value.to(learner.device) for name, value in batch.items()}
-            token_ids = learner.network.generate(inputs, learner.budget.target_length)
+            pad, device = learner.pad_token_id, learner.device
+            batch = make_batch(prompts, answers, pad, task=task_index, rows=rows, device=device)
+            token_ids = learner.network.generate(batch, learner.budget.target_length)
             yield from zip(rows.tolist(), learner.decode_answers(token_ids), strict=True)

@@ -123,6 +123,14 @@ def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) ->
     return {"input_ids": ids, "attention_mask": torch.arange(ids.shape[1]) < lengths[:, None], "labels": labels}
 
 
+def make_batch(
+    prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int, *, task: int, rows: Tensor, device: torch.device
+) -> dict[str, Tensor]:
+    """Return rows of a task as a network takes them, on its device."""
+    batch = pad_batch(prompts, answers, pad) | {"tasks": torch.full_like(rows, task), "rows": rows}
+    return {name: value.to(device) for name, value in batch.items()}
+
+
 def make_text_learner(
     stream: Stream,
     method: Method,

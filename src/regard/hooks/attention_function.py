@@ -166,7 +166,8 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
         return _show(module, call, present)
     output, _ = attend(call, ReductionRequest())
     with torch.autocast(device, enabled=False):
-        if call.operation is None and call.constant is None:  # what PyTorch's attention has computed with
+        is_plain = call.operation is None and call.constant is None
+        if is_plain and call.query.dtype != torch.float64:  # what PyTorch's attention has computed with
             call = call.to_dtype(torch.get_autocast_dtype(device))
         return _show(module, call, present, output)
 

@@ -31,7 +31,9 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in NAMES]
     behind = getattr(parent, "output", None)
-    candidates += [getattr(behind, name, None) for name in NAMES] + [behind]
+    candidates += [getattr(behind, name, None) for name in NAMES]
+    if type(parent).__module__.startswith("transformers.models."):
+        candidates.append(behind)  # in a module of one's own it may be any layer behind attention
     for layer in map(_without_dropout, candidates):
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
@@ -107,28 +109,11 @@ class ProjectionInputs:
         rows = hidden.detach().reshape(-1, hidden.shape[-1])
         for (path, output, read), part in zip(calls, rows.split(tokens), strict=True):
             received = part.view(len(output), -1, heads, width).transpose(1, 2)
-            if projection not in self._in_order and received.shape[2] > 1:
-                is_known = self._check_order(received, output, path)
-                self._in_order |= {projection} if is_known else set()
+            is_unknown = projection not in self._in_order and received.shape[2] > 1
+            if is_unknown and _check_order(received, output, path):
+                self._in_order.add(projection)
             with without_autocast():
                 read(received)
-
-    def _check_order(
-        self,
-        received: Float[Tensor, "batch head query value_width"],
-        output: Float[Tensor, "batch head query value_width"],
-        path: str,
-    ) -> bool:
-        """Return whether heads and tokens of outputs are known to be received in their order, gated or as they are.
-
-        Outputs of which heads are the same do not tell. Raises UserError if they are received in another order.
-        """
-        now, before = received.nan_to_num(), output.to(received.dtype).nan_to_num()
-        if torch.equal(now, before):
-            return len(before.double().sum((0, 2, 3)).unique()) == before.shape[1]
-        if torch.isclose(now.norm(), before.norm(), rtol=1e-3) and torch.equal(_sort(now), _sort(before)):
-            raise _not_recognized(path)
-        return True
 
     def check(self) -> None:
         """Raise a UserError if an output has not been projected."""
@@ -144,8 +129,23 @@ class ProjectionInputs:
         self._handles, self._calls = {}, {}
 
 
-def _sort(outputs: Tensor) -> Tensor:
-    return outputs.flatten().sort().values
+def _check_order(
+    received: Float[Tensor, "batch head query value_width"],
+    output: Float[Tensor, "batch head query value_width"],
+    path: str,
+) -> bool:
+    """Return whether heads and tokens of outputs are known to be received in their order, gated or as they are.
+
+    Outputs of which heads are the same do not tell. Raises UserError if they are received in another order.
+    """
+    now, before = received.nan_to_num(), output.to(received.dtype).nan_to_num()
+    if torch.equal(now, before):
+        return len(before.double().sum((0, 2, 3)).unique()) == before.shape[1]
+    if torch.isclose(now.norm(), before.norm(), rtol=1e-3):
+        parts = (part.flatten().sort().values for part in (now, before))
+        if torch.equal(*parts):
+            raise _not_recognized(path)
+    return True
 
 
 def _not_recognized(path: str) -> UserError:

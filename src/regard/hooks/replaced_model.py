@@ -79,6 +79,14 @@ class ReplacedConfig(PretrainedConfig):
 AutoConfig.register(MODEL_TYPE, ReplacedConfig, exist_ok=True)
 
 
+def check_original(model: Any, name: str | None) -> None:
+    """Raise a UserError if heads of a model are replaced already."""
+    if isinstance(model.config, ReplacedConfig):
+        what = "another attention" if model.config.constant_heads["operation"] else "constant heads"
+        shown = name or type(model).__name__
+        raise UserError(f"model: expected an original, got {shown}, which is already replaced, with {what}")
+
+
 class ReplacedModel:
     """Loads models that `replaced` made."""
 

@@ -245,9 +245,8 @@ def add_lora(model: PreTrainedModel, rank: int = 8, alpha: float | None = None, 
         raise UserError("lora needs the package peft: pip install 'regard[learn]'") from error
     kind = original_type(model.config)  # peft knows no type of ours
     linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
-    chosen = targets or CHOICES.get(kind) or query_value_layers(model, linear) or None
+    layers: Any = list(targets or ()) or CHOICES.get(kind) or query_value_layers(model, linear) or None
     scale: Any = alpha or 2 * rank  # peft takes any number
-    layers = chosen if chosen is None or isinstance(chosen, str) else list(chosen)  # a pattern, of some types
     config = LoraConfig(r=rank, lora_alpha=scale, target_modules=layers)
     with as_user_error("lora:"), warnings.catch_warnings():  # of GPT-2's layers, which peft then takes as they are
         warnings.filterwarnings("ignore", message="fan_in_fan_out is set", category=UserWarning)

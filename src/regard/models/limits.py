@@ -3,9 +3,9 @@
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from regard.errors import UserError
-from regard.models.lora_targets import reads_no_tokens
 
 _POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
 """Last part of the names of learned absolute position embeddings in Transformers."""
@@ -43,6 +43,11 @@ def check_length(length: int, model: nn.Module, tokenizer: Any) -> None:
     limit = maximum_length(model, tokenizer)
     if limit is not None and length > limit:
         raise UserError(f"length: expected at most {limit} tokens, the most this model was made for; got {length}")
+
+
+def reads_no_tokens(module: nn.Module) -> bool:
+    """Return whether a part of a model reads images or sounds in the place of tokens."""
+    return isinstance(module, PreTrainedModel) and module.main_input_name != "input_ids"
 
 
 def _count_positions(table: nn.Embedding) -> int:

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from torch import nn
-from transformers import PreTrainedModel
+
+from regard.models.limits import reads_no_tokens
 
 FAMILIES = (
     ("q", "v"),
@@ -43,8 +44,3 @@ def _of_families(linear: Iterable[str]) -> list[str]:
     )
     chosen = {name for names in families for name in names}
     return [name for name in layers if name.rpartition(".")[2] in chosen]
-
-
-def reads_no_tokens(module: nn.Module) -> bool:
-    """Return whether a part of a model reads images or sounds in the place of tokens."""
-    return isinstance(module, PreTrainedModel) and module.main_input_name != "input_ids"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.commands.pretrain.config import PRESETS, PretrainConfig, own_vocabulary, preset_config
+from regard.commands.pretrain.config import PRESETS, PretrainConfig, preset_config
 from regard.errors import UserError
 
 
@@ -89,9 +89,10 @@ def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], said: st
 
 def test_another_tokenizer_brings_its_own_vocabulary() -> None:
     pico = preset_config("pico")
-    assert own_vocabulary(pico, {"tokenizer": "mine"}) == {"tokenizer": "mine", "vocab_size": None}
-    assert own_vocabulary(pico, {"tokenizer": "mine", "vocab_size": 300})["vocab_size"] == 300
-    assert own_vocabulary(pico, {"tokenizer": pico.tokenizer, "seed": 1}) == {"tokenizer": pico.tokenizer, "seed": 1}
+    assert preset_config("pico", tokenizer="mine") == pico.replace(tokenizer="mine", vocab_size=None)
+    assert preset_config("pico", tokenizer="mine", vocab_size=300).vocab_size == 300
+    assert preset_config("pico", tokenizer=pico.tokenizer, seed=1) == pico.replace(seed=1)
+    assert preset_config(pico, tokenizer="mine").vocab_size == pico.vocab_size, "what is stated stays"
 
 
 def test_an_unknown_name_is_refused() -> None:

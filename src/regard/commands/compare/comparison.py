@@ -49,7 +49,8 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     Tasks of a stream that not all runs have are named, without what is known of each.
     """
     tasks = {name: _task_names(run) for name, run in runs.items()}
-    partial = {task for names in tasks.values() for task in names if not all(task in other for other in tasks.values())}
+    by_run = [set(names) for names in tasks.values()]
+    partial = set[str]().union(*by_run).difference(by_run[0].intersection(*by_run))
     flat = {
         name: ({"stream.tasks": ", ".join(tasks[name])} if partial else {})
         | {key: value for key, value in _flatten(run.metadata) if not _is_of_task(key, partial)}

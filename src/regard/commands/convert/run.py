@@ -23,7 +23,7 @@ from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
 from regard.data.texts import Source, check_source
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
-from regard.hooks.replaced_model import ReplacedConfig
+from regard.hooks.replaced_model import check_original
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 from regard.models.limits import check_length, maximum_length
 from regard.models.loss import logits_cross_entropy
@@ -144,9 +144,7 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
         model = load(model, language_model=True, dtype="float32")
     loaded = resolve_model(model, tokenizer, to="convert", call="regard.convert(model, tokenizer)", language_model=True)
     name, host = loaded.name, loaded.model
-    if isinstance(host.config, ReplacedConfig):
-        what = "another attention" if host.config.constant_heads["operation"] else "constant heads"
-        raise UserError(f"model: expected an original, {name} is already replaced, with {what}")
+    check_original(host, name)
     if getattr(host.config, "is_encoder_decoder", False):
         raise UserError(f"model: expected a causal language model, {name} is an encoder–decoder")
     if not hasattr(host, "lm_head") and host.get_output_embeddings() is None:

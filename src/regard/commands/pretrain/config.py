@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -178,18 +177,16 @@ fixed first token, strong weight decay and short sequences.
 """
 
 
-def own_vocabulary(preset: PretrainConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return changes of a preset, with the vocabulary of another tokenizer than its own, if no size is given.
-
-    A preset's size is that of its own tokenizer: with a smaller one there would be words that never occur.
-    """
-    is_other = changes.get("tokenizer", preset.tokenizer) != preset.tokenizer
-    return {"vocab_size": None, **changes} if is_other else dict(changes)
-
-
 def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfig:
-    """Return a preset by its name, or a configuration, with some fields changed. Raises UserError."""
+    """Return a preset by its name, or a configuration, with some fields changed. Raises UserError.
+
+    A preset's size of the vocabulary is that of its own tokenizer: with a smaller one there would be words that never
+    occur. Another tokenizer brings its own, if no size is given.
+    """
     if isinstance(config, PretrainConfig):
         return config.replace(**changes)
     check_choice("preset", config, PRESETS)
-    return PretrainConfig.from_dict({**PRESETS[config], **changes})
+    preset = PretrainConfig.from_dict(PRESETS[config])
+    if changes.get("tokenizer", preset.tokenizer) != preset.tokenizer:
+        changes = {"vocab_size": None, **changes}
+    return preset.replace(**changes)

@@ -21,7 +21,6 @@ from regard.commands.pretrain.config import (
     TRAIN_TOKENIZER,
     TRAINED_VOCAB_SIZE,
     PretrainConfig,
-    own_vocabulary,
     preset_config,
 )
 from regard.commands.pretrain.result import PretrainResult, final_metrics, make_history
@@ -117,8 +116,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     """
     preset = preset_config(config)
     name = config if isinstance(config, str) else None
-    changes = explicit_arguments(locals(), PretrainConfig)
-    config = preset.replace(**(changes if name is None else own_vocabulary(preset, changes)))
+    config = preset_config(config, **explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
     join_processes()
 

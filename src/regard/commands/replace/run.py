@@ -29,7 +29,7 @@ from regard.data.tasks import TaskPreset
 from regard.errors import UserError
 from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
-from regard.hooks.replaced_model import ReplacedConfig
+from regard.hooks.replaced_model import check_original
 from regard.models.limits import check_length
 from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
@@ -177,9 +177,7 @@ def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, la
     call = "replace(model, task, tokenizer=tokenizer)"
     loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
     config = loaded.model.config
-    if isinstance(config, ReplacedConfig):
-        what = "another attention" if config.constant_heads["operation"] else "constant heads"
-        raise UserError(f"model: expected an original, got {loaded.name or type(loaded.model).__name__} with {what}")
+    check_original(loaded.model, loaded.name)
     if language_model and (loaded.model.get_output_embeddings() is None or config.is_encoder_decoder):
         raise UserError(f"task lm: expected a causal language model with its head, got {type(loaded.model).__name__}")
     return loaded
