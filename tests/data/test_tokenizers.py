@@ -119,16 +119,14 @@ def test_the_digest_knows_what_matters_and_nothing_else(trained: Any) -> None:
     )
 
 
-def test_a_size_that_the_text_does_not_give() -> None:
-    with pytest.raises(UserError, match=r"text for a vocabulary of 400 tokens, this gives (\d+); 257 to \1 is allowed"):
-        train_tokenizer(TEXT, 400)
+def test_a_short_text_gives_a_smaller_vocabulary() -> None:
+    assert 280 < len(train_tokenizer(TEXT, 400)) < 400
     with pytest.raises(UserError, match="at least 257 tokens, the bytes and EOS; got 256"):
         train_tokenizer(TEXT, 256)
 
 
 def test_pairs_seen_once_are_not_merged() -> None:
-    with pytest.raises(UserError, match="this gives 257; 257 to 257"):
-        train_tokenizer(["abcdefg"], 258)
+    assert len(train_tokenizer(["abcdefg"], 258)) == 257
 
 
 def test_ids_that_do_not_fit_the_model(trained: Any, bare: Any) -> None:

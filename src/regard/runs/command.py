@@ -25,8 +25,8 @@ class Command(ABC):
     folder_options: ClassVar[Mapping[str, str]] = {}  # help of options that name folders and are no fields
 
     @abstractmethod
-    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
-        """Return the fields of a preset, of a file, or the default ones. Raises UserError."""
+    def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a preset, of a file, or the default ones, with those given. Raises UserError."""
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields of a run from some, checked, as JSON holds them. Raises UserError."""

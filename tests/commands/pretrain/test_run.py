@@ -68,6 +68,18 @@ def finished(prose: Path, cache: Path) -> PretrainResult:
     return regard.pretrain(preset_config("nano", **SMALL, data=(f"prose={prose}",)), cache=cache)
 
 
+def test_a_short_text_gives_a_small_vocabulary(tmp_path: Path, cache: Path) -> None:
+    """The model has the tokenizer's words, and a warning says how many they are, also when text is read again."""
+    text = tmp_path / "short.txt"
+    text.write_text("a sink is the first key that all queries look at\n" * 20, encoding="utf-8")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"the text gives 2\d\d tokens, not 1,024; the model has 2\d\d"):
+            result = regard.pretrain(
+                "pico", **SMALL | {"vocab_size": 1024, "max_steps": 2}, data=[str(text)], cache=cache
+            )
+        assert result.model.config.vocab_size == len(result.tokenizer) == result.metadata["data"]["tokenizer"]["size"]
+
+
 def test_a_run_tells_its_losses_and_sinks(finished: PretrainResult) -> None:
     history = finished.history
     assert next(iter(history["step"])) == 0

@@ -74,8 +74,8 @@ class Fake(Command):
     presets = ("low", "high")
     folder_options: ClassVar[Mapping[str, str]] = {"store": "where things are kept"}
 
-    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
-        return {} if preset is None else {"rate": {"low": 0.5, "high": 2.0}[preset]}
+    def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        return ({} if preset is None else {"rate": {"low": 0.5, "high": 2.0}[preset]}) | dict(given)
 
     def arguments(self, config: Path, out: Path) -> list[str]:
         return ["-c", TRIAL, str(config), str(out)]

@@ -220,11 +220,20 @@ def test_what_a_sweep_of_pretraining_needs_is_what_its_command_has(
     asked = command.make_parser(verb).parse_args([*line, "--tie-word-embeddings"])
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"there is no a\.txt"):
-        verb.complete(verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config))
+        verb.complete(verb.initial_fields(asked.name, None, parse_config_options(asked, verb.config)))
     for name in ("a.txt", "b.txt"):
         Path(name).touch()
-    whole = verb.complete(verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config))
+    whole = verb.complete(verb.initial_fields(asked.name, None, parse_config_options(asked, verb.config)))
     assert (whole["data"], whole["tie_word_embeddings"], whole["hidden_size"]) == (["a.txt", "b.txt"], True, 64)
+
+
+def test_the_vocabulary_of_a_preset_is_that_of_its_own_tokenizer() -> None:
+    verb = sweeps.COMMANDS["pretrain"]()
+    sizes = [
+        verb.initial_fields("pico", None, given)["vocab_size"]
+        for given in ({}, {"tokenizer": "folder"}, {"tokenizer": "folder", "vocab_size": 300})
+    ]
+    assert sizes == [1024, None, 300]
 
 
 def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
@@ -244,7 +253,7 @@ def test_what_a_sweep_of_learning_needs_is_what_its_command_has() -> None:
     line = ["ag-split", "--vary", "method=finetune,der++", "--out", "o", "--set", "size=50", "--scale", "paper"]
     asked = command.make_parser(verb).parse_args(line)
     assert command.parse_vary(verb, asked.vary) == {"method": ["finetune", "der++"]}
-    chosen = verb.initial_fields(asked.name, None) | parse_config_options(asked, verb.config)
+    chosen = verb.initial_fields(asked.name, None, parse_config_options(asked, verb.config))
     assert chosen == {"stream": "ag-split", "set": ("size=50",), "scale": "paper"}
     whole = verb.complete(chosen | {"method": "replay", "set": []})
     assert (whole["stream"], whole["length"], whole["set"]) == ("ag-split", 128, [])

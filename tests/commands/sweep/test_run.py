@@ -316,9 +316,9 @@ def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another
     command = COMMANDS["learn"]()
     whole = command.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})
     (tmp_path / "course.json").write_text(json.dumps(whole))
-    other = command.complete({**command.initial_fields(None, tmp_path / "course.json"), "scale": "paper"})
+    other = command.complete({**command.initial_fields(None, tmp_path / "course.json", {}), "scale": "paper"})
     assert (whole["length"], other["length"], other["num_epochs"], other["seed"]) == (None, 128, 2, 3)
-    assert command.initial_fields("db-split", None) == {"stream": "db-split"}
+    assert command.initial_fields("db-split", None, {}) == {"stream": "db-split"}
 
 
 # -- interruptions ------------------------------------------------------------------------------------------------

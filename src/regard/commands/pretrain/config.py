@@ -48,7 +48,9 @@ class PretrainConfig(Config):
     length: int = config_field(64, "tokens of a sequence", minimum=8)
     tokenizer: str = config_field(TRAIN_TOKENIZER, "train (on the run's text), a folder, or a hub id")
     vocab_size: int | None = config_field(
-        None, "tokens of the model (default: the tokenizer's; 2048 for one that is trained)", minimum=257
+        None,
+        "tokens of the model (default: the tokenizer's; 2048, or as many as the text gives, for one that is trained)",
+        minimum=257,
     )
     data: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True

@@ -28,7 +28,7 @@ from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
 from regard.data.examples import IGNORE_INDEX
 from regard.data.texts import Source, identify_source, sample_texts
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
@@ -128,6 +128,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text, work)
+        _warn_of_a_small_vocabulary(config, text.tokenizer)
         hashes = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
         data_hashes = {"domains": hashes, "tokenizer": tokenizers.tokenizer_hash(text.tokenizer)}
         work.start({"config": config.identity(), "data": data_hashes})
@@ -307,7 +308,7 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     """Return the tokenizer: read, or trained on the text, once for the same text and size."""
     if config.tokenizer != TRAIN_TOKENIZER:
         return tokenizers.read_tokenizer(config.tokenizer)
-    size = config.vocab_size or TRAINED_VOCAB_SIZE
+    size = _wanted_vocab_size(config)
     about = json.dumps([[[identify_source(s.where), s.weight, s.tokens] for s in sources], size])
     folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
     if not folder.is_dir():
@@ -321,6 +322,21 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     return tokenizers.read_tokenizer(folder)
 
 
+def _wanted_vocab_size(config: PretrainConfig) -> int:
+    """Return the size of a trained tokenizer, if the text gives as many."""
+    return config.vocab_size or TRAINED_VOCAB_SIZE
+
+
+def _warn_of_a_small_vocabulary(config: PretrainConfig, tokenizer: Any) -> None:
+    size, wanted = len(tokenizer), _wanted_vocab_size(config)
+    if config.tokenizer == TRAIN_TOKENIZER and size < wanted:
+        warn_user(f"vocabulary: the text gives {size:,} tokens, not {wanted:,}; the model has {size:,}")
+
+
 def vocab_size(config: PretrainConfig, tokenizer: Any) -> int:
-    """Return the size of the model's vocabulary: the configuration's, else the tokenizer's."""
-    return config.vocab_size or max(tokenizer.get_vocab().values()) + 1
+    """Return the size of the model's vocabulary: the configuration's, else that of the tokenizer, as if it is trained.
+
+    A trained tokenizer is smaller than the configuration says where the text is too short for as many tokens.
+    """
+    size = None if config.tokenizer == TRAIN_TOKENIZER else config.vocab_size
+    return size or max(tokenizer.get_vocab().values()) + 1

@@ -29,10 +29,10 @@ class LearnCommand(Command):
     def __init__(self) -> None:
         self._readable: set[LearnConfig] = set()
 
-    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
+    def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         if file is not None:
-            return LearnConfig.from_file(file).explicit_fields()
-        return {} if preset is None else {"stream": preset}
+            return LearnConfig.from_file(file).explicit_fields() | dict(given)
+        return ({} if preset is None else {"stream": preset}) | dict(given)
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields, after a look at whether the user's stream can be read."""
@@ -70,9 +70,9 @@ class PretrainCommand(Command):
         "cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
     }
 
-    def initial_fields(self, preset: str | None, file: Path | None) -> dict[str, Any]:
-        config = PretrainConfig.from_file(file) if file is not None else preset_config(preset or "nano")
-        return config.to_dict()
+    def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        config = PretrainConfig.from_file(file) if file is not None else preset or "nano"
+        return preset_config(config, **given).to_dict()
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         config = PretrainConfig.from_dict(fields)
