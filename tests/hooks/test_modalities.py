@@ -148,7 +148,10 @@ def test_a_forward_that_failed_leaves_no_tokens(model: Any) -> None:
 
 def test_a_model_of_text_alone() -> None:
     model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_hidden_layers=1)).eval()
-    with pytest.raises(UserError, match="modality_mass: LlamaModel reads text alone"), watching(model, "modality_mass"):
+    with (
+        pytest.raises(UserError, match="modality_mass: all tokens of LlamaModel are of one modality"),
+        watching(model, "modality_mass"),
+    ):
         pass
     with torch.no_grad(), watching(model, "all") as watch:
         model(input_ids=torch.arange(4, 10)[None])

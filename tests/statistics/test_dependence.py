@@ -91,11 +91,12 @@ def test_the_sites_of_a_model_may_differ_in_length(
     assert {(row.site, row.n) for row in measured.result()} == {("encoder", 2), ("decoder", 2)}
 
 
-def test_averages_of_different_lengths_are_not_merged(
+def test_samples_of_another_length_than_the_first_do_not_count_when_they_are_merged(
     random_sample: Callable[..., Any], observe: Callable[..., Observation]
 ) -> None:
     one, other = InputDependence(), InputDependence()
-    one.update([observe([random_sample(1, 4)])])
-    other.update([observe([random_sample(1, 5)])])
-    with pytest.raises(AssertionError, match="different lengths"):
-        one.merge(other)
+    one.update([observe([random_sample(1, 4), random_sample(2, 4)])])
+    other.update([observe([random_sample(3, 5)])])
+    one.merge(other)
+    assert {(row.site, row.n) for row in one.result()} == {("decoder", 2)}
+    assert all(matrix.shape[-1] == 4 for matrix in one.mean_attention().values())

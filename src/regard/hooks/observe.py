@@ -106,7 +106,7 @@ class Watch(Observer, Readings):
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
-            problem = f"{type(model).__name__} reads text alone"
+            problem = f"all tokens of {type(model).__name__} are of one modality"
             raise UserError(f"{ModalityMass.name}: {problem}; expected a model of several modalities")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()

@@ -75,8 +75,8 @@ class InputDependence(Statistic):
 
     def merge(self, other: InputDependence) -> None:
         for key, sums in other.sums.items():
-            assert self._length(key) in (None, sums.sum.shape[-1]), "averages of different lengths cannot be merged"
-            self._add(key, sums)
+            if self._length(key) in (None, sums.sum.shape[-1]):
+                self._add(key, sums)
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
         """Return the average matrices by site and layer."""

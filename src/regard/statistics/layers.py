@@ -227,9 +227,9 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
         _massive_activations,
         "hidden",
         title="Massive activations",
-        description="The three largest |activations| of a sample's hidden states, the median, and the ratio of the "
-        "largest to it; rate: share of samples (%) whose largest is over 100 and at least 1,000 times the median, with "
-        "its most frequent position and channel.",
+        description="The three largest |activations| of a sample's hidden states, their lower median, and the ratio of "
+        "the largest to it; rate: share of samples (%) whose largest is over 100 and at least 1,000 times the median, "
+        "with its most frequent position and channel.",
         source="Sun et al. 2024 (arXiv 2402.17762), definition in section 2",
     ),
     "key_norm": _define(

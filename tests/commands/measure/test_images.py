@@ -47,6 +47,27 @@ def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> No
     }  # fmt: skip
 
 
+def test_how_far_images_decide_is_measured_at_their_own_length(folder: Path) -> None:
+    """The reference is n / (n − 1) · (1 − Σ‖Ā‖² / mean Σ‖A‖²) of each head's eager weights, n samples."""
+    model = transformers.ViTModel.from_pretrained(folder / "vit", attn_implementation="eager").eval()
+    processor = transformers.AutoImageProcessor.from_pretrained(folder / "vit")
+    images = [Image.open(path) for path in sorted((folder / "photos").glob("*.png"))]
+    with torch.no_grad():
+        attentions = model(**processor(images=images, return_tensors="pt"), output_attentions=True).attentions
+    weights = torch.stack(attentions).double()  # layer, sample, head, query, key
+    explained = weights.mean(1).square().sum((-2, -1)) / weights.square().sum((-2, -1)).mean(1)
+    expected = len(images) / (len(images) - 1) * (1 - explained)
+    result = regard.measure(model, processor, images=images, statistics="input_dependence")
+    frame = result.frame("input_dependence").dropna(subset=["layer", "head"])
+    measured = [float(expected[row.layer, row.head]) for row in frame.itertuples()]
+    assert len(frame) == expected.numel()
+    assert frame["value"].tolist() == pytest.approx(measured, abs=1e-5)
+    with pytest.raises(UserError, match="length: is of windows of text; expected none beside images, got 16"):
+        regard.measure(model, processor, images=images, length=16)
+    with pytest.raises(UserError, match="statistics: input_dependence cannot be measured on these images"):
+        regard.measure(model, processor, images=images[:1], statistics="input_dependence")
+
+
 def test_a_tokenizer_beside_a_vision_model_is_not_needed(folder: Path, tmp_path: Path) -> None:
     both = shutil.copytree(folder / "vit", tmp_path / "both")
     transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "llava" / "tokenizer.json")).save_pretrained(both)

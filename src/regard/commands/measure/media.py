@@ -44,6 +44,9 @@ def select_media(
         raise UserError("images: expected no audio beside them")
     if texts is not None or config.input != "natural":
         raise UserError(f"{kind}: expected neither texts nor another input beside them; see prompt")
+    for name in ("length", "bos"):
+        if (value := getattr(config, name)) != getattr(MeasureConfig(), name):
+            raise UserError(f"{name}: is of windows of text; expected none beside {kind}, got {value}")
     given: Any = audio if images is None else images
     media: Images | Sounds
     if isinstance(given, Images | Sounds):

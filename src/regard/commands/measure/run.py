@@ -108,7 +108,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             if config.prompt is not None:
                 check_reads_text(loaded, kind_of(media), config.prompt)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
-        selected, verify = _make_statistics(config, loaded), not config.skip_verification
+        selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
         with eval_mode(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
@@ -189,11 +189,11 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
     return make(loaded.tokenizer, **options)
 
 
-def _make_statistics(config: MeasureConfig, loaded: models.Loaded) -> list[Statistic]:
+def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Images | Sounds | None) -> list[Statistic]:
     configured: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
         "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
-        "input_dependence": lambda: InputDependence(config.length),
+        "input_dependence": lambda: InputDependence(config.length if media is None else None),
         "perturbation_spread": PairedSpread,
     }
     if loaded.tokenizer is not None:
@@ -292,12 +292,14 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
 def _check_statistics(
     observer: Watch, config: MeasureConfig, columns: Sequence[Columns], media: Images | Sounds | None
 ) -> None:
-    """Raise a UserError for statistics without a row; of images and sounds, which may have no token ids, only warn."""
+    """Raise a UserError for statistics without a row; only warn of images and sounds, if others have rows."""
     names = [name for name in observer.statistics if name not in observer.left_out]
     empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
             warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
+    elif media is not None:
+        raise UserError(f"statistics: {', '.join(empty)} cannot be measured on these {kind_of(media)}")
     elif empty:
         raise UserError(
             f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "
