@@ -192,6 +192,21 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}
 
 
+def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
+    """The method is a setting that differs; with two methods in a run figures are told apart by it."""
+    found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])
+    other = replace(found, accuracy_matrix=found.accuracy_matrix.assign(method="other"))
+    figures = compare_figures({"a": found, "b": other}).set_index("figure")
+    assert figures.loc["average_performance til", "difference"] == 0
+    both = replace(found, accuracy_matrix=pd.concat([found.accuracy_matrix, other.accuracy_matrix]))
+    figures = compare_figures({"a": both, "b": other}).set_index("figure")
+    assert figures.loc["other, average_performance til", "difference"] == 0
+    assert pd.isna(figures.loc["probe, average_performance til", "difference"])
+    third = replace(found, accuracy_matrix=found.accuracy_matrix.assign(method="third"))
+    assert "nothing is compared" in list_notes({"a": both, "b": third}, nothing)[-1]
+    assert "nothing is compared" not in list_notes({"a": found, "b": other}, nothing)[-1]
+
+
 def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) -> None:
     result = LearnResult.load(runs / "short")
     replace(result).save(tmp_path / "copy")

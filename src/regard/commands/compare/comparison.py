@@ -90,7 +90,7 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
     Differences are paired by seed if both runs have the same seeds, else of independent means (Welch); ± is half of the
     interval, NaN with a single seed.
     """
-    figures = {name: run.figures_by_seed() for name, run in runs.items()}
+    figures = _figures_by_run(runs)
     keys = dict.fromkeys(key for by_name in figures.values() for key in by_name)
     first, *others = runs
     rows = []
@@ -108,6 +108,21 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
+
+
+def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, float]]]:
+    """Return each run's main figures by name and seed.
+
+    Names of runs of learning that have one method each, not all the same, are without it: it is a setting that differs.
+    """
+    figures = {name: run.figures_by_seed() for name, run in runs.items()}
+    methods = {name: {figure.partition(", ")[0] for figure in of} for name, of in figures.items()}
+    is_learn = all(run.command == LearnResult.command for run in runs.values())
+    if is_learn and all(len(of) == 1 for of in methods.values()) and len(set.union(*methods.values())) > 1:
+        return {
+            name: {figure.partition(", ")[2]: values for figure, values in of.items()} for name, of in figures.items()
+        }
+    return figures
 
 
 def difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float]:
@@ -128,6 +143,8 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         notes.append("no setting differs")
     if len({tuple(_task_names(run)) for run in runs.values()}) > 1:
         notes.append("the runs are of different tasks; their figures are means over these")
+    if not set.intersection(*map(set, _figures_by_run(runs).values())):
+        return [*notes, "no figure is of all runs, so nothing is compared"]
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     if all(run.command == ConvertResult.command for run in runs.values()):
