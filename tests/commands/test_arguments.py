@@ -37,7 +37,8 @@ COURSE = (
     *("--weight-decay", "--min-steps", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
-MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--skip-verification/--no-skip-verification")
+MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--part")
+MEASURE += ("--skip-verification/--no-skip-verification",)
 LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt")
 LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (

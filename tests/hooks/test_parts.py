@@ -1,8 +1,8 @@
 """Models of several towers, of which one cannot be observed: which others can be watched alone."""
 
-import re
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import transformers as tf
@@ -36,30 +36,49 @@ def refusal(model: Any, watched: nn.Module | None = None, **inputs: Any) -> str:
     return str(caught.value)
 
 
-def part_of(message: str, model: Any) -> Any:
-    """The part that a refusal advises to watch, by its own words."""
-    match = re.search(r"regard\.watching\(([\w.\[\]]+)\)$", message)
-    assert match is not None, message
-    return eval(match[1], {"model": model})
-
-
 @torch.no_grad()
 def test_a_tower_that_cannot_be_observed_is_refused_with_the_path_of_the_other() -> None:
     model = llava_with_windows()
     ids = torch.tensor([[5, *[IMAGE] * 16, 6, 7]])
     pixels = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     wrapped = nn.ModuleDict({"host": nn.ModuleList([model])})
-    for watched, path in ((None, "model.language_model"), (wrapped, "model.host[0].language_model")):
+    for watched, path in ((None, "language_model"), (wrapped, "host.0.language_model")):
         message = refusal(model, watched, input_ids=ids, pixel_values=pixels)
         assert message.startswith("cannot observe Swin")
         assert "its layers work on" in message
-        assert message.endswith(f"; another part may be watched alone, in Python: regard.watching({path})")
-    text = part_of(message, wrapped)
+        assert message.endswith(f"; another part may be measured alone: --part {path} (in Python part=…)")
     expected = model(input_ids=ids, pixel_values=pixels)[0]
-    with regard.watching(text, "column_mass") as watch:
-        torch.testing.assert_close(model(input_ids=ids, pixel_values=pixels)[0], expected)
-    assert (watch.samples, set(watch.frame()["site"])) == (1, {"decoder"})
-    assert "watched alone" not in refusal(model.vision_tower, pixel_values=pixels)
+    with regard.watching(model.language_model, "column_mass") as inner:
+        model(input_ids=ids, pixel_values=pixels)
+    for watched, path in ((model, "language_model"), (wrapped, "host.0.language_model")):
+        with regard.watching(watched, ["column_mass", "modality_mass"], part=path) as watch:
+            torch.testing.assert_close(model(input_ids=ids, pixel_values=pixels)[0], expected)
+        assert (watch.samples, set(watch.frame()["site"])) == (1, {"decoder"})
+        pd.testing.assert_frame_equal(watch.frame("column_mass"), inner.frame("column_mass"))
+        assert "modality_mass_text_to_first_image" in set(watch.frame()["statistic"])
+    assert "measured alone" not in refusal(model.vision_tower, pixel_values=pixels)
+
+
+@torch.no_grad()
+def test_one_part_has_the_numbers_that_it_has_among_all() -> None:
+    model = randomised(tf.LlavaModel(llava_config())).eval()
+    size = model.config.vision_config.image_size
+    pixels = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    tokens = model.get_image_features(pixels).pooler_output[0].shape[0]
+    inputs = {"input_ids": torch.tensor([[5, *[IMAGE] * tokens, 6, 7]]), "pixel_values": pixels}
+    names = ["column_mass", "modality_mass", "hidden_norm", "sink_tokens"]
+    with regard.watching(model, names) as whole:
+        model(**inputs)
+    with regard.watching(model, names, part="language_model") as watch:
+        model(**inputs)
+    expected = whole.frame().query("site == 'decoder'").reset_index(drop=True)
+    assert len(expected) < len(whole.frame())
+    pd.testing.assert_frame_equal(watch.frame(), expected)
+    with (
+        pytest.raises(UserError, match="part: expected one of vision_tower, language_model; got 'text'"),
+        regard.watching(model, part="text"),
+    ):
+        pass
 
 
 def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
@@ -81,8 +100,8 @@ def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
         message = refusal(model, input_ids=ids, **more)
         assert message.startswith(f"cannot observe {names[0]} ({decoder}): it goes on behind the 9 tokens in the cache")
         assert f"of another part, {names[1]} ({encoder}), and attends to keys that are not its own; another" in message
-        assert f"regard.watching(model.{encoder})" in message
-        assert f"regard.watching(model.{decoder})" not in message
+        assert f"--part {encoder}" in message
+        assert f"--part {decoder}" not in message
         with torch.no_grad(), regard.watching(model.get_submodule(encoder), "column_mass") as watch:
             model(input_ids=ids, **more)
         assert watch.samples == 2

@@ -28,14 +28,14 @@ from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.modalities import RootTokens, TokenModalities
 from regard.hooks.module_tree import unchanged_modules
-from regard.hooks.modules import attention_kind, find_stacks, locate_modules, num_blocks
+from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
-from regard.hooks.parts import naming_other_parts
+from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
-from regard.hooks.selection import EMBEDDING_LAYER, check_layers, required_reductions
+from regard.hooks.selection import EMBEDDING_LAYER, check_layers, needs_any, required_reductions
 from regard.hooks.sequences import Sequences, find_site
 from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass
@@ -47,6 +47,7 @@ def watching(
     statistics: str | Iterable[str | Statistic] = "default",
     *,
     layers: int | Sequence[int] | None = None,
+    part: str | None = None,
     verify: bool = True,
 ) -> Iterator[Watch]:
     """Measure every forward and `generate` of a model inside the block.
@@ -58,6 +59,7 @@ def watching(
         model: A Hugging Face model, a module around one, or one that calls `scaled_dot_product_attention` itself.
         statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
+        part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare the model's layers with themselves outside of the block first, in at most six forwards of a few
             tokens, once for each configuration in a process.
 
@@ -71,9 +73,9 @@ def watching(
     with naming_other_parts(model), ExitStack() as stack:
         with unchanged_modules():
             check_observable(model)
+            watch = Watch(model, select_statistics(statistics), layers, part)
             if verify:
-                verify_routing(model)
-            watch = Watch(model, select_statistics(statistics), layers)
+                verify_routing(model if part is None else watch.stacks[part].stack.module)
             stack.enter_context(check_generation(model))
             stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks()))
         try:
@@ -90,7 +92,13 @@ class Watch(Observer, Readings):
     number. `seconds` is what each statistic took beside the reductions, which are computed with the forward.
     """
 
-    def __init__(self, model: nn.Module, statistics: Sequence[Statistic], layers: int | Sequence[int] | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        statistics: Sequence[Statistic],
+        layers: int | Sequence[int] | None,
+        part: str | None = None,
+    ) -> None:
         super().__init__(type(model).__name__, {statistic.name: statistic for statistic in statistics})
         self.seconds = dict.fromkeys(self.statistics, 0.0)
         self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
@@ -98,26 +106,18 @@ class Watch(Observer, Readings):
             self._names[REDUCTIONS[name].source].append(name)
         num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
         self._request = ReductionRequest(names=frozenset(self._names["weights"]), num_first_keys=num_first_keys)
-        self._of_hidden = [
-            statistic.name
-            for statistic in statistics
-            if not set(self._names["hidden"]).isdisjoint(required_reductions([statistic]))
-        ]
+        self._of_hidden = [one.name for one in statistics if needs_any(one, self._names["hidden"])]
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
-            problem = f"all tokens of {type(model).__name__} are of one modality"
-            raise UserError(f"{ModalityMass.name}: {problem}; expected a model of several modalities")
+            raise UserError(f"{ModalityMass.name}: expected several modalities, {type(model).__name__} has one")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
-        stacks = find_stacks(model)
-        if not stacks:
-            raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
+        stacks, located = select_stacks(model, part)
         self._layers = None if layers is None else check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
         self.stacks = {stack.path: Sequences(stack) for stack in stacks}
-        located = locate_modules(stacks)
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
         self._check_hidden()
         self.latest = CallPosition(0)

@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
-from regard.hooks.modules import find_stacks, locate_modules
+from regard.hooks.modules import Stack, find_stacks, locate_modules
 
 _REFUSED = re.compile(r"cannot (?:observe|number the layers of) (\w+)(?: \(([\w.]+)\))?[ :]")
 """A refusal that names the class of a module, and maybe the path of its stack."""
@@ -44,10 +44,24 @@ def name_other_parts(error: UserError, model: nn.Module) -> UserError:
     others = [stack.path for stack in stacks if module not in modules_of(stack.module)]
     if not others:
         return error
-    calls = " or ".join(f"regard.watching({attribute_path(path)})" for path in others)
-    return UserError(f"{error}; another part may be watched alone, in Python: {calls}")
+    options = " or ".join(f"--part {path}" for path in others)
+    return UserError(f"{error}; another part may be measured alone: {options} (in Python part=…)")
 
 
-def attribute_path(path: str) -> str:
-    """Return the expression of a module in a `model`, as `model.towers[0].text`."""
-    return "model" + "".join(f"[{part}]" if part.isdecimal() else f".{part}" for part in path.split(".") if part)
+def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict[nn.Module, tuple[Stack, str]]]:
+    """Return the stacks of a model, or the one whose path is `part`, and their modules by `locate_modules`.
+
+    Raises:
+        UserError: The model has no stack, or none with this path.
+    """
+    stacks = find_stacks(model)
+    if not stacks:
+        raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
+    located = locate_modules(stacks)
+    if part is None:
+        return stacks, located
+    paths = [stack.path for stack in stacks]
+    if part not in paths:
+        raise UserError(f"part: expected one of {', '.join(path or repr(path) for path in paths)}; got {part!r}")
+    selected = [stack for stack in stacks if stack.path == part]
+    return selected, {module: (stack, path) for module, (stack, path) in located.items() if stack.path == part}

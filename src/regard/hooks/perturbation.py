@@ -53,14 +53,20 @@ class PerturbedForward:
         spread: The statistic, which gets the samples of both forwards.
         layers: As in `watching`.
         num_prepended: Tokens that the model itself puts before each text, such as a sink token.
+        part: As in `watching`.
     """
 
     def __init__(
-        self, model: nn.Module, spread: PairedSpread, layers: int | Sequence[int] | None = None, num_prepended: int = 0
+        self,
+        model: nn.Module,
+        spread: PairedSpread,
+        layers: int | Sequence[int] | None = None,
+        num_prepended: int = 0,
+        part: str | None = None,
     ) -> None:
         self._model, self._spread, self._num_prepended = model, spread, num_prepended
         self._perturbed = PairedSpread()
-        self._watch = Watch(model, [self._perturbed], layers)
+        self._watch = Watch(model, [self._perturbed], layers, part)
 
     @torch.no_grad()
     def run(self, inputs: dict[str, Any], input_ids: Int64[Tensor, "row token"]) -> None:

@@ -1,7 +1,7 @@
 """What a block is asked to measure: the reductions that its statistics need, and its layers."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from regard.errors import UserError
@@ -10,6 +10,11 @@ from regard.statistics import PerturbationSpread, Statistic
 
 EMBEDDING_LAYER = -1
 """Index of the layer whose output is the input of layer 0."""
+
+
+def needs_any(statistic: Statistic, reductions: Collection[str]) -> bool:
+    """Return whether a statistic needs one of some reductions, itself or for another that it needs."""
+    return not set(reductions).isdisjoint(required_reductions([statistic]))
 
 
 def required_reductions(statistics: Sequence[Statistic]) -> list[str]:

@@ -91,6 +91,7 @@ def test_every_option_arrives(tiny: Tiny, regard: Regard, tmp_path: Path) -> Non
         "epsilon": [0.2, 0.4],
         "minimum_queries": 4,
         "layer_ids": [0, 2],
+        "part": None,
         "positions": "all",
         "perturb": "first",
         "batch_size": 2,

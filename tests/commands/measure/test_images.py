@@ -157,6 +157,20 @@ def test_images_that_the_model_does_not_take(folder: Path) -> None:
         regard.measure(str(folder / "raw"), images=photos, batch_size=2)
 
 
+def test_one_part_of_a_model_is_measured(folder: Path, regard: Regard, tmp_path: Path) -> None:
+    words = ("--images", folder / "photos", "--statistics", "entropy,modality_mass", "--layer-ids", "1")
+    ended = regard("measure", folder / "llava", *words, "--part", "language_model", "--out", tmp_path / "part")
+    assert (ended.code, ended.err) == (0, "")
+    whole = regard("measure", folder / "llava", *words, "--out", tmp_path / "whole")
+    assert whole.code == 0
+    part, all_parts = (MeasureResult.load(tmp_path / name).table for name in ("part", "whole"))
+    assert set(all_parts["site"]) == {"encoder", "decoder"}
+    pd.testing.assert_frame_equal(part, all_parts.query("site == 'decoder'").reset_index(drop=True))
+    ended = regard("measure", folder / "llava", *words, "--part", "text", "--out", tmp_path / "none")
+    assert ended.code == 2
+    assert "part: expected one of vision_tower, language_model; got 'text'" in ended.err
+
+
 def test_text_alone_goes_through_a_vision_language_model(folder: Path) -> None:
     """The table of positions of its vision tower does not limit the length of texts."""
     result = regard.measure(str(folder / "llava"), texts=["the " * 200], length=40, samples=2, statistics="entropy")

@@ -284,6 +284,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "length": LENGTH,
         "epsilon": [0.3],
         "layer_ids": None,
+        "part": None,
         "positions": "all",
         "batch_size": SAMPLES,
         "minimum_queries": 8,

@@ -62,6 +62,9 @@ class MeasureConfig(Config):
         syntax="numbers and ranges such as 0,3,8-11",
         none_word="all",
     )
+    part: str | None = config_field(
+        None, "path of the one part to measure, as model.language_model, if others cannot be (default: all)"
+    )
     positions: Literal["all", "thin", "none"] = config_field(
         "all", "rows by position: all, thin (0 to 15, powers of two and the last), or none"
     )

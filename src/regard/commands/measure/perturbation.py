@@ -25,7 +25,7 @@ class Perturbation:
         self._ids = data.replace_one_token(windows, loaded.tokenizer, place=config.perturb, seed=config.seed)
         model_config = loaded.model.config
         num_prepended = int(isinstance(model_config, models.RegardConfig) and model_config.spec.sink_token)
-        self._forward = PerturbedForward(loaded.model, spread, config.layer_ids, num_prepended)
+        self._forward = PerturbedForward(loaded.model, spread, config.layer_ids, num_prepended, config.part)
 
     def run(self, observer: Watch, inputs: dict[str, Any], indices: Tensor) -> None:
         """Read the windows of these indices, which the observer has just seen, with their token replaced."""

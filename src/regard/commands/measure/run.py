@@ -62,6 +62,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     minimum_queries: int | Unset = UNSET,
     perturb: Literal["middle", "first"] | Unset = UNSET,
     layer_ids: int | Sequence[int] | Unset | None = UNSET,
+    part: str | Unset | None = UNSET,
     positions: Literal["all", "thin", "none"] | Unset = UNSET,
     batch_size: int | Unset | None = UNSET,
     skip_verification: bool | Unset = UNSET,
@@ -109,7 +110,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
                 check_reads_text(loaded, kind_of(media), config.prompt)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
-        observing = watching(loaded.model, selected, layers=config.layer_ids, verify=verify)
+        observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
         with eval_mode(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
