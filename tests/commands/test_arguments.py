@@ -39,7 +39,7 @@ COURSE = (
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
 MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--part")
 MEASURE += ("--skip-verification/--no-skip-verification",)
-LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt")
+LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt", "--part")
 LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (
     *("--constants", "--attention", "--dynamic-fractions", "--rank-heads-by", "--num-seeds", "--scale"),

@@ -228,7 +228,10 @@ def test_a_prompt_stands_beside_an_image_alone(tokenizer: Any, tmp_path: Path) -
         regard.look(model, tokenizer, "w1 w2 w3", prompt="What is it?")
     make_llava(tmp_path / "llava")
     photo = Image.open(make_photos(tmp_path / "photos") / "0.png")
+    text = regard.look(str(tmp_path / "llava"), image=photo, prompt="Count the birds", part="language_model")
     seen = regard.look(str(tmp_path / "llava"), image=photo, prompt="Count the birds")
+    (decoder,) = text.panes[0]["sites"]
+    assert decoder == next(site for site in seen.panes[0]["sites"] if site["site"] == decoder["site"])
     assert seen.metadata["config"]["prompt"] == "Count the birds"
 
 

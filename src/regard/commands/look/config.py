@@ -30,6 +30,9 @@ class LookConfig(Config):
     )
     megabytes: float = config_field(4.8, "weight of a page; what does not fit is kept in less detail", minimum=0.3)
     prompt: str = config_field("Describe the image.", "text beside an image, for models that read both")
+    part: str | None = config_field(
+        None, "path of the one part to look at, as model.language_model, if others cannot be (default: all)"
+    )
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
     )

@@ -84,6 +84,7 @@ def look(  # noqa: D417 - the options are described in the configuration
     heads: Sequence[str] | Unset = UNSET,
     megabytes: float | Unset = UNSET,
     prompt: str | Unset = UNSET,
+    part: str | Unset | None = UNSET,
     skip_verification: bool | Unset = UNSET,
 ) -> LookResult:
     """Look at a text token by token: which tokens draw attention, and what every head does.
@@ -249,7 +250,7 @@ def _observe(
 ) -> tuple[_Observed, list[dict[str, Any]]]:
     kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
-    with watching(loaded.model, kept, verify=not config.skip_verification) as watch:
+    with watching(loaded.model, kept, part=config.part, verify=not config.skip_verification) as watch:
         recorder = CallRecorder(watch, RECORDED_BYTES, encoding.TILES)
         with observing(loaded.model, recorder, list(watch.locations)):
             forward()
