@@ -402,6 +402,12 @@ def test_the_length_is_that_which_the_model_takes() -> None:
     assert ConvertConfig(attention="average", length=96).for_model(64).num_tokens == 96  # refused by its check
 
 
+def test_the_window_by_default_hides_something_in_short_sequences() -> None:
+    attentions = [ConvertConfig().for_model(limit).chosen_attention for limit in (None, 128, 64, 32)]
+    assert attentions == [f"softmax+window={window}+prefix=4" for window in (64, 64, 32, 16)]
+    assert ConvertConfig(length=48).for_model(None).chosen_attention == "softmax+window=24+prefix=4"
+
+
 def test_a_converted_decoder_of_ours_is_loaded_where_nothing_imports_its_class(
     small: dict[str, Any], tmp_path: Path, tiny: Tiny
 ) -> None:

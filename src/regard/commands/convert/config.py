@@ -15,6 +15,7 @@ Stage = Literal["layers", "model"]
 AVERAGE, TRAINED_AVERAGE = "average", "average-init"
 """The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 DEFAULT_LENGTH = 128
+DEFAULT_WINDOW = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +25,10 @@ class ConvertConfig(Config):
     command: ClassVar[str] = "convert"
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps"})
 
-    attention: str = config_field(
-        "softmax+window=64+prefix=4",
-        "average, average-init (they learn), or an operation of `regard replace --attention`: sigmoid, linear, …",
+    attention: str | None = config_field(
+        None,
+        "average, average-init (they learn), or an operation of `regard replace --attention`: sigmoid, linear, … "
+        "(default: softmax+window=64+prefix=4, or a window of half the length if that is shorter)",
     )
     layers: tuple[int, ...] | None = config_field(None, "blocks that get it, as 0,2,5 (default: all)", minimum=0)
     average_samples: int = config_field(200, "sequences of text that averages are of")
@@ -57,7 +59,7 @@ class ConvertConfig(Config):
             raise UserError("text: expected at least one source, got none")
 
     def for_model(self, limit: int | None) -> ConvertConfig:
-        """Return the configuration with a length, for a model of at most `limit` tokens.
+        """Return the configuration with a length and an attention, for a model of at most `limit` tokens.
 
         Raises:
             UserError: The attention has a window that hides nothing in sequences of this length.
@@ -65,14 +67,21 @@ class ConvertConfig(Config):
         from regard.hooks.operation import parse_attention
 
         length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
-        spec = None if self.attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(self.attention)
+        attention = self.attention or f"softmax+window={min(DEFAULT_WINDOW, length // 2)}+prefix=4"
+        spec = None if attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(attention)
         if spec is not None and spec.window is not None and spec.window >= length:
             longer = "" if length == limit else ", or a larger length"
             raise UserError(
                 f"attention: a window of {spec.window} hides nothing in sequences of {length} tokens; expected a "
                 f"smaller window{longer}"
             )
-        return self.replace(length=length)
+        return self.replace(length=length, attention=attention)
+
+    @property
+    def chosen_attention(self) -> str:
+        """What replaces the model's own attention."""
+        assert self.attention is not None, "filled in for the model"
+        return self.attention
 
     @property
     def num_tokens(self) -> int:

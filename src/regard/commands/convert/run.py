@@ -55,7 +55,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
     keep_work_dir: bool = False,
     cache: str | Path | None = None,
     on_progress: OnProgress | None = None,
-    attention: str | Unset = UNSET,
+    attention: str | Unset | None = UNSET,
     layers: tuple[int, ...] | Unset | None = UNSET,
     average_samples: int | Unset = UNSET,
     text: str | Sequence[str] | Unset = UNSET,
@@ -115,7 +115,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
 
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
-        student = None if has_constants else replaced(loaded.model, config.attention, layers=config.layers)
+        student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
         corpus = prepare_corpus(
             sources, loaded.tokenizer, length=config.num_tokens, folder=folder, on_progress=report_packing
         )
