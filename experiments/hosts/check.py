@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -81,7 +82,7 @@ def _make_model(host: Host, config: Any) -> Any:
 
 
 def _describe(error: Exception) -> str:
-    text = " ".join(str(error).split()).partition("; another part may be watched")[0]
+    text = " ".join(str(error).split()).partition("; another part may be measured")[0]
     if isinstance(error, ImportError) and (library := re.search(r"requires the (\S+) library", text)):
         return f"needs {library[1]}, which is not installed"
     return text[:240] if isinstance(error, UserError) else f"{type(error).__name__}: {text}"[:200]
@@ -162,6 +163,9 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
             checks.append(name)
         except UserError as error:
             notes.append(f"{name}: {_describe(error)}")
+            parts = _check_parts(model, more, str(error))
+            differences += parts.values()
+            checks += [f"{name} in {part}" for part in parts]
         except Difference as difference:
             raise Difference(f"{name}: {difference}") from difference
     if host.kind == "causal" and _runs(lambda: list(_cached_steps(model))):
@@ -219,17 +223,28 @@ def _runs(function: Callable[[], Any]) -> bool:
     return True
 
 
-def _check_batch(model: Any, inputs: Inputs, compare: bool, notes: list[str], sites: set[str]) -> tuple[float, bool]:
+def _check_parts(model: Any, inputs: Inputs, refusal: str) -> dict[str, float]:
+    """Return the largest difference of a forward by the part that is watched alone, of those that a refusal names."""
+    differences = {}
+    for part in re.findall(r"--part ([\w.]+)", refusal):
+        with suppress(UserError):
+            differences[part] = _check_batch(model, inputs, False, [], set(), part)[0]
+    return differences
+
+
+def _check_batch(
+    model: Any, inputs: Inputs, compare: bool, notes: list[str], sites: set[str], part: str | None = None
+) -> tuple[float, bool]:
     """Return the largest difference of outputs and masses in one forward, and whether masses were compared.
 
-    `sites` gets those that were measured.
+    `sites` gets those that were measured; `part` is as in `watching`.
     """
     try:
         expected = _run(model, inputs, output_attentions=True)
     except Exception:  # a host without this option
         expected = _run(model, inputs)
     again = _run(model, inputs)
-    with watching(model, ["column_mass", "row_sum"], verify=False) as watch:
+    with watching(model, ["column_mass", "row_sum"], part=part, verify=False) as watch:
         actual = _run(model, inputs)
     sites.update(watch.frame("column_mass")["site"])
     mask = inputs.get("attention_mask")

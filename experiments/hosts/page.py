@@ -59,14 +59,22 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
             lines = [f"{', '.join(names)}{reason and f': {reason}'}" for reason, names in reasons.items()]
             if lines:
                 parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
-        names = [f"`{row['type']}`" for row in by_state["exact"] if _is_refused_with_more(row)]
+        names = [_with_parts(row) for row in by_state["exact"] if _is_refused_with_more(row)]
         if names:
-            parts.append(wrap(f"Exact with text, and refused with images or sounds: {', '.join(names)}.") + "\n")
+            refused = "Exact with text, and with images or sounds refused, or exact with `--part` alone"
+            parts.append(wrap(f"{refused}: {', '.join(names)}.") + "\n")
     return "\n".join(parts)
 
 
 def _is_refused_with_more(row: dict[str, Any]) -> bool:
     return re.search(r"(^|; )(images|sounds): cannot ", str(row.get("why", ""))) is not None
+
+
+def _with_parts(row: dict[str, Any]) -> str:
+    """Return a type with the parts that are exact alone, if others are refused."""
+    found = (re.fullmatch(r"(?:images|sounds) in (.+)", check) for check in row["checks"])
+    parts = [f"`{match[1]}`" for match in found if match is not None]
+    return f"`{row['type']}`" + (f" ({' and '.join(parts)})" if parts else "")
 
 
 def _shorten(reason: str) -> str:

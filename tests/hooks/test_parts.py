@@ -81,6 +81,26 @@ def test_one_part_has_the_numbers_that_it_has_among_all() -> None:
         pass
 
 
+@torch.no_grad()
+def test_a_decoder_alone_knows_the_padding_of_what_its_cross_attention_reads() -> None:
+    sizes = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in (("layers", 2), ("ffn_dim", 16))}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = tf.BartConfig(vocab_size=40, d_model=16, max_position_embeddings=20, **sizes, **heads)
+    model = randomised(tf.BartModel(config)).eval()
+    ids, mask = torch.randint(4, 40, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+    mask[1, 8:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :7]}
+    names = ["sink_rate", "column_mass", "entropy", "value_weighted_mass"]
+    with regard.watching(model, names) as whole:
+        model(**inputs)
+    for part, sites in (("encoder", ["encoder"]), ("decoder", ["cross", "decoder"])):
+        with regard.watching(model, names, part=part) as watch:
+            model(**inputs)
+        everything = whole.frame()
+        expected = everything[everything["site"].isin(sites)].reset_index(drop=True)
+        pd.testing.assert_frame_equal(watch.frame(), expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
     """Pi0's action expert and the decoder of DiffusionGemma attend to keys of the part that reads the prompt."""
     ids, random = torch.randint(3, 80, (2, 9)), torch.Generator().manual_seed(0)
