@@ -121,7 +121,7 @@ def reads_text(loaded: Loaded, kind: Kind) -> bool:
 def check_reads_text(loaded: Loaded, kind: Kind, prompt: str) -> None:
     """Raise a UserError if there is a prompt for a model that reads none."""
     if not reads_text(loaded, kind):
-        raise UserError(f"prompt: expected none, for '{loaded.name}' reads {kind} alone; got {prompt!r}")
+        raise UserError(f"prompt: expected none, for '{loaded.name}' is given {kind} alone; got {prompt!r}")
 
 
 def sampling_rate(processor: Any) -> int:

@@ -84,7 +84,7 @@ def test_a_prompt_for_a_model_of_images_alone_is_refused(folder: Path, tmp_path:
     photos = read_images([folder / "photos"])
     for name in (folder / "vit", tmp_path / "vision"):
         with pytest.raises(
-            UserError, match=rf"prompt: expected none, for '.*{name.name}' reads images alone; got 'Hi'"
+            UserError, match=rf"prompt: expected none, for '.*{name.name}' is given images alone; got 'Hi'"
         ):
             regard.measure(str(name), images=photos, prompt="Hi")
     with pytest.raises(UserError, match="prompt: expected none"):
