@@ -49,6 +49,52 @@ def test_a_head_that_trains_beside_the_adapters_is_saved_again_and_again(tmp_pat
         again.export_peft_set(tmp_path / "set")
 
 
+@pytest.mark.parametrize("kind", ["DebertaV2", "DistilBert"])
+def test_what_does_not_train_of_a_fresh_head_is_saved_with_it(kind: str, tmp_path: Path) -> None:
+    """The pooler of DeBERTa's classifier and the dense layer of DistilBERT's are others in each new model."""
+    sizes: dict[str, Any] = {
+        "DebertaV2": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16},
+        "DistilBert": {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16},
+    }[kind]
+    config = getattr(transformers, f"{kind}Config")(vocab_size=40, **sizes)
+
+    def make(seed: int, num_labels: int = 2) -> Any:
+        torch.manual_seed(0)
+        base = getattr(transformers, f"{kind}Model")(config).state_dict()
+        torch.manual_seed(seed)
+        model = getattr(transformers, f"{kind}ForSequenceClassification")(
+            type(config)(**{**config.to_dict(), "id2label": dict(enumerate("abc"[:num_labels]))})
+        )
+        model.base_model.load_state_dict(base)
+        return model.eval()
+
+    adapters, ids = SharedAdapters(make(1), r=2), torch.randint(4, 40, (3, 7))
+    adapters.add_adapter("one")
+    adapters.classifier.requires_grad_(True)
+    assert not torch.allclose(make(1)(input_ids=ids).logits, make(2)(input_ids=ids).logits)
+    loaded = SharedAdapters.from_pretrained(make(2), adapters.save_pretrained(tmp_path / "saved"))
+    with adapters.use_only("one"), loaded.use_only("one"):
+        assert torch.equal(loaded(input_ids=ids).logits, adapters(input_ids=ids).logits)
+    assert {name for name, value in loaded.model.named_parameters() if value.requires_grad} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    state = adapters.state_dict()
+    other = SharedAdapters(make(2), r=2)
+    other.add_adapter("one")
+    other.classifier.requires_grad_(True)
+    other.load_state_dict(state)
+    with adapters.use_only("one"), other.use_only("one"):
+        assert torch.equal(other(input_ids=ids).logits, adapters(input_ids=ids).logits)
+    frozen = SharedAdapters(make(1), r=2)
+    frozen.add_adapter("one")
+    folder = frozen.save_pretrained(tmp_path / "frozen")
+    with pytest.warns(
+        UserWarning, match=r"the model keeps its own classifier\.bias, classifier\.weight, of another shape"
+    ):
+        SharedAdapters.from_pretrained(make(2, num_labels=3), folder)
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"projection_order": "paper", "temperature": 2.0, "router_hidden_size": 5}, {"top_k": 1, "lora_alpha": 7.0}],

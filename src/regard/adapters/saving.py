@@ -14,19 +14,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
+from regard.adapters.head import read_head
 from regard.adapters.lora import MixedLayer, weight_shape
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.router_warmup import PastTask
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.model_files import as_user_error, find_model_folder, find_weight_files
 from regard.models.pretrained import count_lacks, read_weights
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 from regard.runs.quiet import suppress_logging
 
-_HEAD = "head."
+_HEADS = {"head.": True, "frozen_head.": False}
+"""Beginnings of the names of head weights in a file, and whether they train."""
 """Beginning of the names of the head's weights in a file."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
 _EARLIER = "regard shared adapters 2"
@@ -77,9 +79,7 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
         adapters.settings, adapters.known_identities = dict(metadata["settings"]), known
         adapters.restore(blocks, added)
         _copy_tensors(adapters, tensors)
-        for name in [name for name in tensors if name.startswith(_HEAD)]:
-            parameter = adapters.model.get_parameter(name.removeprefix(_HEAD)).requires_grad_(True)
-            _copy_into(tensors[name], parameter, name)
+        _copy_head(adapters, tensors)
         copy_past_tasks(adapters, tensors)
         if merged or any_model:
             adapters.base = BaseIdentity.from_record(base)
@@ -97,14 +97,6 @@ def router_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
         stacks = adapters.router.adapter_tensors().items()
         tensors |= {name: torch.stack([value.detach() for value in values]) for name, values in stacks}
     return {f"router.{name}": value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-
-
-def open_head(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Return what trains of the model's head by name: the base's hash does not cover it."""
-    parts = (adapters.model.base_model, *adapters.pool.adapters)
-    known = {id(parameter) for part in parts for parameter in part.parameters()}
-    named = adapters.model.named_parameters()
-    return {name: value.detach() for name, value in named if value.requires_grad and id(value) not in known}
 
 
 def past_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
@@ -176,12 +168,14 @@ def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
-    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, router, an open head, merged adapters."""
+    """Collect A (adapter, rank, inputs), B (adapter, outputs, rank), prompts, router, head, merged adapters."""
     tensors = router_tensors(adapters)
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     tensors |= past_tensors(adapters)
-    tensors |= {f"{_HEAD}{name}": value.cpu().contiguous() for name, value in open_head(adapters).items()}
+    for prefix, trains in _HEADS.items():
+        head = read_head(adapters, trains=trains)
+        tensors |= {f"{prefix}{name}": value.cpu().contiguous() for name, value in head.items()}
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}
@@ -209,6 +203,23 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
 def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
     copy_router(adapters, tensors)
     _copy_stacks(_stacks(adapters), tensors)
+
+
+def _copy_head(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
+    """Give a model the head of the saved one; it may have another in the place of what did not train."""
+    parameters = dict(adapters.model.named_parameters())
+    others = []
+    for prefix, trains in _HEADS.items():
+        for name in [name for name in tensors if name.startswith(prefix)]:
+            target = parameters.get(name.removeprefix(prefix))
+            if trains:
+                target = adapters.model.get_parameter(name.removeprefix(prefix)).requires_grad_(True)
+            if target is not None and not trains and target.shape != tensors[name].shape:
+                others.append(name.removeprefix(prefix))
+            elif target is not None:
+                _copy_into(tensors[name], target, name)
+    if others:
+        warn_user(f"the model keeps its own {', '.join(sorted(others))}, of another shape than in the folder")
 
 
 def copy_router(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:

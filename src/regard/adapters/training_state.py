@@ -1,4 +1,4 @@
-"""What a checkpoint of training holds: adapters, router and all that trains, without the model's frozen weights."""
+"""What a checkpoint of training holds: adapters, router, head and all that trains, without the frozen base."""
 
 import json
 from collections.abc import Mapping
@@ -7,12 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.head import head_names
+
 EXTRA = "_extra_state"
 
 
 def keep_trained(adapters: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:
-    """Take frozen weights of the model out of a `state_dict`, and copy views, which safetensors cannot write."""
-    kept = _kept_names(adapters)
+    """Take frozen weights of the base out of a `state_dict`, and copy views, which safetensors cannot write."""
+    kept = _kept_names(adapters) | {f"model.{name}" for name in head_names(adapters)}
     for key in [key for key in state if key.startswith(prefix)]:
         if key.removeprefix(prefix) in kept:
             state[key] = state[key].contiguous()
@@ -21,7 +23,7 @@ def keep_trained(adapters: Any, state: dict[str, Any], prefix: str, _metadata: A
 
 
 def expect_trained(adapters: Any, incompatible: Any) -> None:
-    """Miss nothing in a `state_dict` that `keep_trained` leaves out."""
+    """Miss nothing in a `state_dict` that `keep_trained` leaves out, and no frozen head: earlier ones have none."""
     kept = _kept_names(adapters)
     incompatible.missing_keys[:] = [name for name in incompatible.missing_keys if name in kept]
 
