@@ -297,3 +297,16 @@ def test_padding_that_is_not_finite_leaves_the_mean_matrix_of_others(value: floa
     found = one_pass(call, wanted, output=False)[1]["weights"]
     torch.testing.assert_close(found, reduce_dense(call, wanted)["weights"])
     assert found.isfinite().all()
+
+
+def test_first_mass_of_rows_before_a_padded_sample_begins() -> None:
+    """Blocks of rows end where their queries do, which may be before the first key of a sample."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 400, 8, dtype=torch.float64) for _ in range(3))
+    starts, keep = (0, 300), torch.ones(2, 400, dtype=torch.bool)
+    keep[1, :300] = False
+    tensors = {"query": query, "key": key, "value": value, "key_mask": keep, "query_mask": keep}
+    call = AttentionCall(**tensors, scale=0.3, causal=True, starts=starts)
+    call = dataclasses.replace(call, operation=Operation(weighting="sigmoid"))
+    request = ReductionRequest(names=frozenset({"first_mass"}), num_first_keys=4)
+    assert_same(attend(call, request)[1], reduce_dense(call, request), 1e-9)

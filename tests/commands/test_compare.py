@@ -232,3 +232,22 @@ def test_trained_weights_and_places_are_no_differences() -> None:
     assert figures.loc["sink_position", ["one", "other"]].tolist() == [0, 6]
     assert math.isnan(figures.loc["sink_position", "difference"])
     assert figures.loc["sink_rate", "difference"] == 0
+
+
+def test_models_of_several_are_told_apart() -> None:
+    rows = [
+        {"model": model, "task": "t", "metric": "accuracy", "constants": "none", "rank_heads_by": "", "seed": seed}
+        | {"dynamic_fraction": 1.0, "score": score + seed / 100}
+        for model, score in (("a", 0.9), ("b", 0.6))
+        for seed in (0, 1)
+    ]
+    both = ReplaceResult(pd.DataFrame(rows), pd.DataFrame(), pd.DataFrame(), {}, {})
+    assert both.figures_by_seed()["a, t, accuracy, none, , 1.0"] == {0: 0.9, 1: 0.91}
+    alone = ReplaceResult(pd.DataFrame(rows[2:]), pd.DataFrame(), pd.DataFrame(), {}, {})
+    assert alone.figures_by_seed() == {"t, accuracy, none, , 1.0": {0: 0.6, 1: 0.61}}
+
+
+def test_conversions_that_train_nothing_have_no_curves() -> None:
+    """As windows with kept first tokens are compared: their histories are empty."""
+    run = ConvertResult(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), {}, None, None)
+    assert make_curves({"a": run, "b": run}) == []

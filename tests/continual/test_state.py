@@ -150,3 +150,12 @@ def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(
         learnt(2, resume=True)
     last = learnt(None, resume=True)
     assert last.seconds_before > manifest["record"]["rows"]["seconds"] >= 100
+
+
+@pytest.mark.parametrize("value", [{0: 1}, {"a": [{2: 3}]}, {1, 2}, torch.ones(1)])
+def test_what_a_resumed_run_would_not_have_is_refused(value: Any, tmp_path: Path) -> None:
+    kept = MethodState(values={"mean": 1.5, "own": value})
+    with pytest.raises(UserError, match=r"method: state.values\['own'\]: expected numbers, texts, lists"):
+        state.save(tmp_path, 1, torch.nn.Linear(1, 1), kept, {})
+    with pytest.raises(AttributeError):
+        kept.mean = 5  # type: ignore[attr-defined]

@@ -157,7 +157,8 @@ def _first_mass(dense: DenseWeights) -> Tensor:
     matrix, count = dense.weights, dense.num_first_keys
     starts = dense.call.starts or (0,) * matrix.shape[0]
     before = max(0, -min(starts))
-    padded = torch.nn.functional.pad(matrix, (before, count))
+    behind = max(0, max(starts) + count - matrix.shape[-1])  # a block of rows may end before the samples begin
+    padded = torch.nn.functional.pad(matrix, (before, behind))
     return torch.stack([padded[b, ..., before + s : before + s + count] for b, s in enumerate(starts)])
 
 

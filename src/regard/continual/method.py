@@ -131,9 +131,15 @@ def _format_value(value: Any) -> str:
     return EMPTY if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@dataclass
+@dataclass(slots=True)
 class MethodState:
-    """State of a method between tasks, saved with the network; `values` are such as JSON can hold."""
+    """State of a method between tasks, saved with the network.
+
+    Attributes:
+        examples: Training rows that are kept.
+        tensors: Tensors by name.
+        values: What JSON gives back as it was: numbers, texts, lists, and dicts with texts as keys.
+    """
 
     examples: list[training_phase.ExampleRef] = field(default_factory=list)
     tensors: dict[str, Tensor] = field(default_factory=dict)

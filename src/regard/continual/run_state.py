@@ -67,6 +67,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
         save_file(collect_tensors(network), path / NETWORK)
         save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, path / METHOD)
 
+    _check_values(state.values)
     record = {
         "examples": [list(example) for example in state.examples],
         "values": state.values,
@@ -74,6 +75,25 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
         "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
     }
     Snapshots(folder, name=STATE_NAME).save(num_tasks, write, record)
+
+
+def _check_values(values: Mapping[str, Any]) -> None:
+    """Raise a UserError for values that a resumed run would not have as they are."""
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+            is_kept = _has_text_keys(value)
+        except (TypeError, ValueError):
+            is_kept = False
+        if not is_kept:
+            expected = "numbers, texts, lists, and dicts with texts as keys, as JSON keeps them"
+            raise UserError(f"method: state.values[{name!r}]: expected {expected}; got {str(value)[:60]}")
+
+
+def _has_text_keys(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) for key in value) and all(map(_has_text_keys, value.values()))
+    return all(map(_has_text_keys, value)) if isinstance(value, (list, tuple)) else True
 
 
 def restore_state(

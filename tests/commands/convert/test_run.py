@@ -395,6 +395,27 @@ def test_a_model_with_averages_is_not_converted_again(causal: str, small: dict[s
             convert(str(tmp_path / "run" / "model"), **{**small, "attention": attention})
 
 
+def test_a_model_in_memory_is_known_by_its_weights(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    """Another one does not go on with its run; and it stays as it is, also while it trains."""
+    model, other = (LlamaForCausalLM.from_pretrained(causal).train() for _ in range(2))
+    tokenizer = AutoTokenizer.from_pretrained(causal)
+    options = {**small, "attention": "average", "average_samples": 3, "layer_steps": 0, "work_dir": tmp_path / "work"}
+    with torch.no_grad():
+        other.lm_head.weight.normal_()
+
+    def stop(event: Any) -> None:
+        if event.phase == "training the model" and event.step == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert(model, tokenizer, **{**options, "save_steps": 1, "on_progress": stop})
+    assert model.training
+    with pytest.raises(UserError, match=r"cannot resume: model\.sha256 was"):
+        convert(other, tokenizer, **{**options, "save_steps": 1, "resume": True})
+    convert(model, tokenizer, **{**options, "resume": True})
+    assert model.training
+
+
 def test_the_length_is_that_which_the_model_takes() -> None:
     config = ConvertConfig(attention="sigmoid")
     lengths = [config.for_model(limit).num_tokens for limit in (None, 2048, 64)]

@@ -62,7 +62,7 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
         ({"random_tokens": (0, 65)}, "random-tokens: expected A:B"),
         ({"random_tokens": (1, 2, 3)}, "random-tokens"),
         ({"num_heads": 3}, "num-heads: expected a divisor of the hidden size 128, got 3"),
-        ({"max_steps": 50}, "warmup-steps: expected at most the 50 steps, got 100"),
+        ({"max_steps": 50, "warmup_steps": 100}, "warmup-steps: expected at most the 50 steps, got 100"),
         ({"max_steps": 0}, "max-steps: expected a whole number of at least 1, got 0"),
         ({"max_steps": True}, "max-steps: expected a whole number of at least 1, got True"),
         ({"max_steps": 1.5}, "max-steps: expected a whole number"),
@@ -141,3 +141,9 @@ def test_text_that_states_no_value_is_refused(name: str, text: str) -> None:
 
 def test_the_watched_length_is_at_most_the_length() -> None:
     assert preset_config("nano", length=32).sink_length == 32
+
+
+def test_a_short_run_of_a_preset_has_a_short_warm_up() -> None:
+    assert (preset_config("nano").warmup_steps, preset_config("nano", max_steps=100).warmup_steps) == (100, 100)
+    assert preset_config("nano", max_steps=50).warmup_steps == 5
+    assert preset_config("nano", max_steps=50, warmup_steps=20).warmup_steps == 20

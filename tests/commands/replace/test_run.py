@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import transformers
 
 import regard
 from regard import models
@@ -501,3 +502,18 @@ def test_averages_ask_for_a_list_of_batches(tiny: Tiny) -> None:
             regard.average_attention(model, wrong, 8)
     with pytest.raises(regard.UserError, match="got one of type str"):
         regard.average_attention(model, ["w1 w2"], 8)
+
+
+def test_flops_are_those_of_eager_attention() -> None:
+    """PyTorch does not count its fused attention for CPUs by itself."""
+    from regard.commands.replace.evaluation import _flops
+
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    counts = []
+    for attention in ("sdpa", "eager"):
+        model = transformers.BertModel._from_config(config, attn_implementation=attention).eval()
+        with torch.no_grad():
+            counts.append(_flops(model, {"input_ids": torch.randint(4, 50, (2, 30))}))
+    assert counts[0] == counts[1] > 0

@@ -152,6 +152,7 @@ def test_what_failed_is_named_and_what_is_done_is_kept(
     [
         (("m", "m"), ("a",), "model: expected each once, got m twice"),
         (("m",), ("a", "a"), "task: expected each once, got a twice"),
+        (("m",), ("one/rows.jsonl", "two/rows.jsonl"), r"task: expected each once, got rows\.jsonl twice"),
     ],
 )
 def test_each_model_and_task_is_given_once(models: tuple[str, ...], names: tuple[str, ...], told: str) -> None:

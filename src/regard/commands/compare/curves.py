@@ -38,6 +38,7 @@ def make_curves(runs: Mapping[str, RunResult]) -> list[Panel]:
     if found := _of_kind(runs, PretrainResult):
         return _by_step({name: run.history for name, run in found.items()}, _PRETRAIN)
     if converted := _of_kind(runs, ConvertResult):
+        converted = {name: run for name, run in converted.items() if len(run.history)}
         return [
             part
             for stage in dict.fromkeys(stage for run in converted.values() for stage in run.history["stage"])
@@ -96,7 +97,8 @@ def _by_fraction(runs: Mapping[str, ReplaceResult]) -> list[Panel]:
     parts = []
     for name, run in runs.items():
         points = curves(constant_rows(run.scores))
-        lines = f"{name}: " + points["constants"] + ", " + points["rank_heads_by"]
+        models = points["model"] + ", " if points["model"].nunique() > 1 else ""
+        lines = f"{name}: " + models + points["constants"] + ", " + points["rank_heads_by"]
         parts.append(points.assign(run=name, model="", constants=lines))
     every = pd.concat(parts, ignore_index=True)
     shared = every[every.groupby("task")["run"].transform("nunique") > 1]

@@ -32,7 +32,7 @@ from regard.models.pretrained import load, resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.intervals import t_interval
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
-from regard.runs.provenance import describe_cost, describe_model, describe_run
+from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
 from regard.training.sink_monitor import ValidationLoss
@@ -120,12 +120,13 @@ def convert(  # noqa: D417 - the options are described in the configuration
             sources, loaded.tokenizer, length=config.num_tokens, folder=folder, on_progress=report_packing
         )
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
-        model_id = {"name": loaded.name, "sha256": loaded.sha256}
+        model_id = {"name": loaded.name, "sha256": loaded.sha256 or sha256_of_weights(loaded.model)}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
         draw = BatchSampler(corpus, config.batch_size, config.seed)
         student = student or _with_averages(loaded, config, draw)
-        conversion = _Conversion(config, loaded, student, corpus, draw, work.folder, work.resume, on_progress)
-        conversion.run()
+        with eval_mode(loaded.model):
+            conversion = _Conversion(config, loaded, student, corpus, draw, work.folder, work.resume, on_progress)
+            conversion.run()
     return conversion.result(hashes)
 
 
@@ -157,7 +158,8 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
 def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) -> Any:
     """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
     num_batches = math.ceil(config.average_samples / config.batch_size)
-    batches = (draw.rows(step).to(loaded.model.device) for step in range(num_batches))
+    rows = torch.cat([draw.rows(step) for step in range(num_batches)])[: config.average_samples]
+    batches = rows.to(loaded.model.device).split(config.batch_size)
     constants = average_attention(loaded.model, batches, config.num_tokens, tokenizer=loaded.tokenizer, source="text")
     heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
     if missing := sorted({*(config.layers or ())} - {head[1] for head in heads}):
@@ -185,7 +187,7 @@ class _Conversion:
         self.config, self.loaded, self.student, self.corpus = config, loaded, student, corpus
         self.draw = draw
         self.folder, self.resume, self.on_progress = folder, resume, on_progress
-        self.teacher = loaded.model.eval()
+        self.teacher = loaded.model
         self.held_out = {
             domain.name: domain.valid.evenly_spaced(min(config.eval_samples, len(domain.valid)))
             for domain in corpus.domains

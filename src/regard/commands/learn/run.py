@@ -31,7 +31,7 @@ from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import shown_in_notebook
-from regard.runs.provenance import describe_run
+from regard.runs.provenance import describe_run, sha256_of_weights
 from regard.runs.rank import is_main_process, num_processes
 from regard.runs.work_dir import WorkDir, check_same_identity, find_log_dir, open_work_dir
 from regard.training.trackers import open_trackers
@@ -321,7 +321,11 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
 def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    return {"config": fields, "model": loaded.sha256, "tasks": sorted(task.name for task in stream.tasks)}
+    return {
+        "config": fields,
+        "model": loaded.sha256 or sha256_of_weights(loaded.model),
+        "tasks": sorted(task.name for task in stream.tasks),
+    }
 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:

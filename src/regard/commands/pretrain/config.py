@@ -183,7 +183,8 @@ def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfi
     """Return a preset by its name, or a configuration, with some fields changed. Raises UserError.
 
     A preset's size of the vocabulary is that of its own tokenizer: with a smaller one there would be words that never
-    occur. Another tokenizer brings its own, if no size is given.
+    occur. Another tokenizer brings its own, if no size is given. A run shorter than the preset's warm-up has a tenth of
+    its steps for it.
     """
     if isinstance(config, PretrainConfig):
         return config.replace(**changes)
@@ -191,4 +192,7 @@ def preset_config(config: str | PretrainConfig, **changes: Any) -> PretrainConfi
     preset = PretrainConfig.from_dict(PRESETS[config])
     if changes.get("tokenizer", preset.tokenizer) != preset.tokenizer:
         changes = {"vocab_size": None, **changes}
+    steps = changes.get("max_steps", preset.max_steps)
+    if isinstance(steps, int) and steps < preset.warmup_steps:
+        changes = {"warmup_steps": steps // 10, **changes}
     return preset.replace(**changes)

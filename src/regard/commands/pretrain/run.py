@@ -185,8 +185,8 @@ class JournaledSinkMonitor(SinkMonitor):
 def _monitors(config: PretrainConfig, text: Text, work: WorkDir) -> tuple[ValidationLoss, JournaledSinkMonitor]:
     rows = text.held_out(config, config.eval_samples, config.length)
     losses = ValidationLoss(rows, every=config.eval_steps, uncounted=config.uncounted(training=False))
-    probes = text.held_out(config, config.sink_samples, config.sink_length)
-    samples = torch.cat([ids[: -(-config.sink_samples // len(probes))] for ids in probes.values()])
+    of_each = -(-config.sink_samples // len(text.corpus.domains))
+    samples = torch.cat(list(text.held_out(config, of_each, config.sink_length).values()))
     options = {"every": config.eval_steps, "epsilon": config.epsilon}
     return losses, JournaledSinkMonitor(work, samples[: config.sink_samples], **options)
 
@@ -271,8 +271,8 @@ class Text:
         """Return held-out sequences by domain, from all over it, cut to a length, with the fixed token."""
         rows_by_domain = {}
         for domain in self.corpus.domains:
-            rows = domain.valid.evenly_spaced(min(samples, len(domain.valid)))[:, :length]
-            rows_by_domain[domain.name] = self.altered(rows, config, -1, random=None)
+            rows = domain.valid.evenly_spaced(min(samples, len(domain.valid)))
+            rows_by_domain[domain.name] = self.altered(rows, config, -1, random=None)[:, :length]
         return rows_by_domain
 
     def altered(self, ids: Tensor, config: PretrainConfig, step: int, *, random: tuple[int, int] | None) -> Tensor:

@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard import training
-from regard.attention.lse_kernels import FLASH_FORWARD
+from regard.attention.fused import FLOP_FORMULAS
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded, Task
@@ -365,9 +365,6 @@ def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
 
 def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:
     """Count FLOPs as PyTorch does, including its fused attention for CPUs."""
-    custom_mapping: dict[Any, Any] = {}
-    if FLASH_FORWARD is not None:
-        custom_mapping[FLASH_FORWARD.default] = lambda query, key, value, *_, **__: sdpa_flop_count(query, key, value)
-    with FlopCounterMode(display=False, custom_mapping=custom_mapping) as counter:
+    with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter:
         model(**inputs)
     return float(counter.get_total_flops())

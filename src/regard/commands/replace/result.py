@@ -73,7 +73,8 @@ class ReplaceResult(RunResult):
 
     def overview(self) -> pd.DataFrame:
         """Return the mean score over seeds of each task, constants, ranking and fraction, with its 95 % interval."""
-        return intervals(self.scores).drop(columns="model")
+        found = intervals(self.scores)
+        return found if found["model"].nunique() > 1 else found.drop(columns="model")
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
         """Return the constant heads (site, layer, head) at a dynamic fraction. Raises UserError outside 0 to 1."""
@@ -104,8 +105,10 @@ class ReplaceResult(RunResult):
         return draw_panels(panels)
 
     def figures_by_seed(self) -> dict[str, dict[Any, float]]:
-        """Return the score of each task, source of constants, order of heads and fraction, by seed."""
+        """Return the score of each model of several, task, source, order of heads and fraction, by seed."""
         keys = ["task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
+        if self.scores["model"].nunique() > 1:
+            keys = ["model", *keys]
         groups = self.scores.groupby(keys, sort=False, dropna=False)
         return {
             ", ".join(map(str, key)): dict(zip(rows["seed"], map(float, rows["score"]), strict=True))

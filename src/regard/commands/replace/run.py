@@ -35,6 +35,7 @@ from regard.models.pretrained import resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
+from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
 from regard.training import ProbeConfig, check_metric, score
 from regard.training.states import get_encoder
@@ -104,6 +105,8 @@ def replace(  # noqa: D417 - the options are described in the configuration
         UserError: An argument is invalid for the model or the task, or `work_dir` belongs to another run.
     """
     config = (config or ReplaceConfig()).replace(**explicit_arguments(locals(), ReplaceConfig))
+    if num_processes() > 1:
+        raise UserError(f"replace: expected one process, got {num_processes()}; several runs side by side: --launcher")
     task = _named(task, others)
     if constants_from is not None:
         config.check_constants_from()
