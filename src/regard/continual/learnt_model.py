@@ -61,7 +61,8 @@ class LearntModel:
         lineage = read_json(folder / LINEAGE)
         if not lineage.get("tasks"):
             raise UserError(
-                f"model: expected a folder that `regard rollback` wrote, {folder} has no {LINEAGE} with tasks"
+                f"model: expected a model that learnt one task after another; {folder / LINEAGE} names none, as "
+                "that of `joint`, which learns all at once"
             )
         return cls(load_network(folder), AutoTokenizer.from_pretrained(folder), lineage)
 
