@@ -21,7 +21,6 @@ from regard.continual.method import Method
 from regard.continual.methods import METHODS
 from regard.continual.models import (
     TaskDeltas,
-    add_model_hash,
     delta_path,
     export_network,
     load_network,
@@ -32,6 +31,7 @@ from regard.continual.run_state import ProgressEvent, RunState, collect_tensors
 from regard.continual.scoring import generate_answers, score_task, score_text
 from regard.continual.text_learner import TextLearner
 from regard.errors import UserError
+from regard.models.generator import add_model_hash
 from tests.continual import small_tasks
 from tests.continual.small_text_tasks import ANSWERS, BUDGET, KINDS, Kind, lively, loaded, stream, task
 from tests.continual.together import no_flops

@@ -18,7 +18,6 @@ from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.models import (
     TaskDeltas,
-    add_model_hash,
     delta_path,
     export_network,
     load_network,
@@ -27,6 +26,7 @@ from regard.continual.models import (
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors
 from regard.errors import UserError
+from regard.models.generator import add_model_hash
 from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import made
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
-from regard.adapters.head import read_head
+from regard.adapters.head import head_names, read_head
 from regard.adapters.lora import MixedLayer, weight_shape
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
@@ -27,9 +27,8 @@ from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import atomic_folder
 from regard.runs.quiet import suppress_logging
 
-_HEADS = {"head.": True, "frozen_head.": False}
-"""Beginnings of the names of head weights in a file, and whether they train."""
-"""Beginning of the names of the head's weights in a file."""
+_HEAD, _FROZEN_HEAD = "head.", "frozen_head."
+"""Beginnings of the names of the head's weights in a file: of those that train, and of the others."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
 _EARLIER = "regard shared adapters 2"
 """The same, but that bases are told by their weights alone."""
@@ -173,9 +172,8 @@ def _collect_tensors(adapters: AdapterModel) -> dict[str, Tensor]:
     for name, values in _stacks(adapters).items():
         tensors[name] = torch.stack([value.detach() for value in values]).cpu().contiguous()
     tensors |= past_tensors(adapters)
-    for prefix, trains in _HEADS.items():
-        head = read_head(adapters, trains=trains)
-        tensors |= {f"{prefix}{name}": value.cpu().contiguous() for name, value in head.items()}
+    for name, trains in head_names(adapters).items():
+        tensors[f"{_HEAD if trains else _FROZEN_HEAD}{name}"] = read_head(adapters, name).cpu().contiguous()
     for index, merged in enumerate(adapters.merged):
         for name, (down, up) in merged.parts.items():
             tensors |= {f"merged.{index}.{name}.A": down.contiguous(), f"merged.{index}.{name}.B": up.contiguous()}
@@ -207,17 +205,16 @@ def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None
 
 def _copy_head(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
     """Give a model the head of the saved one; it may have another in the place of what did not train."""
-    parameters = dict(adapters.model.named_parameters())
-    others = []
-    for prefix, trains in _HEADS.items():
-        for name in [name for name in tensors if name.startswith(prefix)]:
-            target = parameters.get(name.removeprefix(prefix))
-            if trains:
-                target = adapters.model.get_parameter(name.removeprefix(prefix)).requires_grad_(True)
-            if target is not None and not trains and target.shape != tensors[name].shape:
-                others.append(name.removeprefix(prefix))
-            elif target is not None:
-                _copy_into(tensors[name], target, name)
+    parameters, others = dict(adapters.model.named_parameters()), []
+    for name, value in tensors.items():
+        if name.startswith(_HEAD):
+            target = adapters.model.get_parameter(name.removeprefix(_HEAD)).requires_grad_(True)
+            _copy_into(value, target, name)
+        elif name.startswith(_FROZEN_HEAD) and (own := name.removeprefix(_FROZEN_HEAD)) in parameters:
+            if parameters[own].shape == value.shape:
+                _copy_into(value, parameters[own], name)
+            else:
+                others.append(own)
     if others:
         warn_user(f"the model keeps its own {', '.join(sorted(others))}, of another shape than in the folder")
 

@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
-from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from regard.attention.blockwise import blockwise
 from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
@@ -26,11 +25,6 @@ MIN_BLOCK, MAX_BLOCK = 64, 128
 ALIGNMENT = 8
 """Fused kernels like widths that are multiples of this."""
 FLASH_BACKWARD: Any | None = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu_backward", None)
-FLOP_FORMULAS: dict[Any, Any] = {
-    **({FLASH_FORWARD: lambda q, k, v, *_, **__: sdpa_flop_count(q, k, v)} if FLASH_FORWARD else {}),
-    **({FLASH_BACKWARD: lambda g, q, k, v, *_, **__: sdpa_backward_flop_count(g, q, k, v)} if FLASH_BACKWARD else {}),
-}
-"""The FLOPs of PyTorch's fused attention for CPUs from shapes, which its `FlopCounterMode` does not know."""
 
 
 def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:

@@ -7,9 +7,8 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from regard.attention.fused import FLOP_FORMULAS
+from regard.attention.flops import flop_counter
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.network import trim_inputs
@@ -86,32 +85,14 @@ def count_examples(rows: Rows) -> int:
     return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
-class _NoModules:
-    """In the place of what tells PyTorch's counter where it is: its hooks fail in a gradient of chosen weights."""
-
-    parents = frozenset({"Global"})
-
-    def __enter__(self) -> None:
-        """Track nothing."""
-
-    def __exit__(self, *_: object) -> None:
-        """Track nothing."""
-
-
-def _flop_counter() -> FlopCounterMode:
-    counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
-    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
-    return counter
-
-
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
     """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on four rows."""
     learner.network.train()
     rows = trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
     with torch.random.fork_rng(devices=[]):
-        with _flop_counter() as loss_counter:
+        with flop_counter() as loss_counter:
             method.loss(learner, learner.network, rows).backward()
-        with _flop_counter() as transform_counter:
+        with flop_counter() as transform_counter:
             if phase.transform_gradients is not None:
                 phase.transform_gradients(learner.network, 0)
     learner.network.zero_grad(set_to_none=True)

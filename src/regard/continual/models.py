@@ -21,12 +21,11 @@ from regard.continual.pseudo.parsing import find_frame
 from regard.continual.run_state import collect_tensors, load_tensors
 from regard.data.stream import ClassificationTask, TextTask
 from regard.errors import UserError, describe_error
-from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder
-from regard.models.generator import Generator, GeneratorConfig, is_language_model
+from regard.models.classifier import Classifier, ClassifierConfig
+from regard.models.generator import Generator, GeneratorConfig, add_model_hash, hash_weights
 from regard.models.pretrained import Loaded
 from regard.runs.integrity import is_sealed, seal, sha256_of_file
 from regard.runs.output_dir import atomic_folder, write_file
-from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
 
 LINEAGE = "lineage.json"
@@ -108,20 +107,11 @@ def read_deltas(folder: Path, tasks_trained: int, *, first: int = 1) -> dict[str
     return weights
 
 
-def add_model_hash(loaded: Loaded) -> Loaded:
-    """Return the model with a hash of its weights if no file has one: of a language model all, else the encoder's."""
-    return replace(loaded, sha256=loaded.sha256 or _hash_weights(loaded, encoder=not is_language_model(loaded.model)))
-
-
-def _hash_weights(loaded: Loaded, *, encoder: bool) -> str:
-    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)) if encoder else loaded.model)
-
-
 def _is_base(loaded: Loaded, sha256: str, *, encoder: bool) -> bool:
     """Return whether a hash is that of a model's files; weights are hashed only if it is not."""
     if sha256 == loaded.sha256 or sha256 == add_model_hash(replace(loaded, sha256=None)).sha256:
         return True
-    return encoder and sha256 == _hash_weights(loaded, encoder=True)
+    return encoder and sha256 == hash_weights(loaded, encoder=True)
 
 
 def delta_path(folder: Path, tasks_trained: int) -> Path:

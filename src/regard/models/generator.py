@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
@@ -17,9 +17,10 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
-from regard.models.classifier import add_lora, merge_lora
+from regard.models.classifier import add_lora, extract_encoder, merge_lora
 from regard.models.model_files import Loaded
 from regard.models.pretrained import is_bidirectional, load, select_language_model_class
+from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
 
 NEW_TOKENS = 50  # of an answer at most, as SAPT has it (arXiv 2401.08295)
@@ -61,6 +62,16 @@ def load_generator(name: str, **options: Any) -> Loaded:
 def is_language_model(model: nn.Module) -> bool:
     """Return whether a model has a language model's head and writes text from left to right."""
     return isinstance(model, PreTrainedModel) and model.can_generate() and not is_bidirectional(model.config)
+
+
+def add_model_hash(loaded: Loaded) -> Loaded:
+    """Return the model with a hash of its weights if no file has one: of a language model all, else the encoder's."""
+    return replace(loaded, sha256=loaded.sha256 or hash_weights(loaded, encoder=not is_language_model(loaded.model)))
+
+
+def hash_weights(loaded: Loaded, *, encoder: bool) -> str:
+    """Return a hash of all weights of a model, or of its encoder's."""
+    return sha256_of_weights(extract_encoder(deepcopy(loaded.model)) if encoder else loaded.model)
 
 
 class Generator(nn.Module):

@@ -29,14 +29,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> None:
+def eager_weights(folder: Path) -> tuple[Any, Any, list[Image.Image], torch.Tensor]:
+    """A model with its processor, all photos, and its weights on them (layer, sample, head, query, key)."""
     model = transformers.ViTModel.from_pretrained(folder / "vit", attn_implementation="eager").eval()
     processor = transformers.AutoImageProcessor.from_pretrained(folder / "vit")
     images = [Image.open(path) for path in sorted((folder / "photos").glob("*.png"))]
     with torch.no_grad():
         weights = model(**processor(images=images, return_tensors="pt"), output_attentions=True).attentions
+    return model, processor, images, torch.stack(weights)
+
+
+def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> None:
+    model, processor, images, weights = eager_weights(folder)
     result = regard.measure(model, processor, images=images, statistics="column_mass", batch_size=2)
-    mass = torch.stack(weights).mean(-2).mean(1)  # layer, head, key
+    mass = weights.mean(-2).mean(1)  # layer, head, key
     frame = result.frame("column_mass").dropna(subset=["layer", "head", "position"])
     assert len(frame) == mass.numel() == 2 * 4 * (PATCHES + 1)
     values = [float(mass[row.layer, row.head, row.position]) for row in frame.itertuples()]
@@ -49,12 +55,8 @@ def test_a_vision_model_has_the_columns_of_its_eager_weights(folder: Path) -> No
 
 def test_how_far_images_decide_is_measured_at_their_own_length(folder: Path) -> None:
     """The reference is n / (n − 1) · (1 − Σ‖Ā‖² / mean Σ‖A‖²) of each head's eager weights, n samples."""
-    model = transformers.ViTModel.from_pretrained(folder / "vit", attn_implementation="eager").eval()
-    processor = transformers.AutoImageProcessor.from_pretrained(folder / "vit")
-    images = [Image.open(path) for path in sorted((folder / "photos").glob("*.png"))]
-    with torch.no_grad():
-        attentions = model(**processor(images=images, return_tensors="pt"), output_attentions=True).attentions
-    weights = torch.stack(attentions).double()  # layer, sample, head, query, key
+    model, processor, images, weights = eager_weights(folder)
+    weights = weights.double()
     explained = weights.mean(1).square().sum((-2, -1)) / weights.square().sum((-2, -1)).mean(1)
     expected = len(images) / (len(images) - 1) * (1 - explained)
     result = regard.measure(model, processor, images=images, statistics="input_dependence")

@@ -25,6 +25,7 @@ from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
 from regard.hooks.replaced_model import check_original
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
+from regard.models.generator import add_model_hash
 from regard.models.limits import check_length, maximum_length
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
@@ -32,7 +33,7 @@ from regard.models.pretrained import load, resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.intervals import t_interval
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
-from regard.runs.provenance import describe_cost, describe_model, describe_run, sha256_of_weights
+from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
 from regard.training.sink_monitor import ValidationLoss
@@ -120,7 +121,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
             sources, loaded.tokenizer, length=config.num_tokens, folder=folder, on_progress=report_packing
         )
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
-        model_id = {"name": loaded.name, "sha256": loaded.sha256 or sha256_of_weights(loaded.model)}
+        model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
         draw = BatchSampler(corpus, config.batch_size, config.seed)
         student = student or _with_averages(loaded, config, draw)
@@ -152,7 +153,7 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
         raise UserError(f"model: expected a causal language model, {type(host).__name__} has no head")
     if any(parameter.dtype != torch.float32 for parameter in host.parameters()):
         raise UserError("model: expected weights in float32, to be trained; load the model with dtype=torch.float32")
-    return loaded
+    return add_model_hash(loaded)
 
 
 def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) -> Any:

@@ -19,7 +19,6 @@ from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.earlier_tasks import EarlierTasks
-from regard.continual.models import add_model_hash
 from regard.continual.run_state import ProgressEvent
 from regard.continual.text_lengths import fit_length
 from regard.data.joined_streams import first_part
@@ -27,11 +26,12 @@ from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
 from regard.errors import UserError
+from regard.models.generator import add_model_hash
 from regard.models.pretrained import Loaded, as_loaded, load
 from regard.runs import distributed as processes
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import shown_in_notebook
-from regard.runs.provenance import describe_run, sha256_of_weights
+from regard.runs.provenance import describe_run
 from regard.runs.rank import is_main_process, num_processes
 from regard.runs.work_dir import WorkDir, check_same_identity, find_log_dir, open_work_dir
 from regard.training.trackers import open_trackers
@@ -321,11 +321,7 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
 def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    return {
-        "config": fields,
-        "model": loaded.sha256 or sha256_of_weights(loaded.model),
-        "tasks": sorted(task.name for task in stream.tasks),
-    }
+    return {"config": fields, "model": loaded.sha256, "tasks": sorted(task.name for task in stream.tasks)}
 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:

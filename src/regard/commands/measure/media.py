@@ -45,7 +45,7 @@ def select_media(
     if texts is not None or config.input != "natural":
         raise UserError(f"{kind}: expected neither texts nor another input beside them; see prompt")
     for name in ("length", "bos"):
-        if (value := getattr(config, name)) != getattr(MeasureConfig(), name):
+        if (value := getattr(config, name)) != getattr(MeasureConfig, name):
             raise UserError(f"{name}: is of windows of text; expected none beside {kind}, got {value}")
     given: Any = audio if images is None else images
     media: Images | Sounds

@@ -334,9 +334,7 @@ def _warn_of_a_small_vocabulary(config: PretrainConfig, tokenizer: Any) -> None:
 
 
 def vocab_size(config: PretrainConfig, tokenizer: Any) -> int:
-    """Return the size of the model's vocabulary: the configuration's, else that of the tokenizer, as if it is trained.
-
-    A trained tokenizer is smaller than the configuration says where the text is too short for as many tokens.
-    """
-    size = None if config.tokenizer == TRAIN_TOKENIZER else config.vocab_size
-    return size or max(tokenizer.get_vocab().values()) + 1
+    """Return the size of the model's vocabulary: that of a trained tokenizer; of others the configuration's, if any."""
+    if config.tokenizer != TRAIN_TOKENIZER and config.vocab_size is not None:
+        return config.vocab_size
+    return int(max(tokenizer.get_vocab().values())) + 1

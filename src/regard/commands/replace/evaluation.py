@@ -18,10 +18,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from regard import training
-from regard.attention.fused import FLOP_FORMULAS
+from regard.attention.flops import flop_counter
 from regard.commands.replace.ranking import HeadRanking, rank_by_gate, rank_by_output_norm, rank_heads
 from regard.constants import Constants, Head
 from regard.data import Encoded, Task
@@ -364,7 +363,6 @@ def _milliseconds(model: Any, inputs: Mapping[str, Tensor]) -> float:
 
 
 def _flops(model: Any, inputs: Mapping[str, Tensor]) -> float:
-    """Count FLOPs as PyTorch does, including its fused attention for CPUs."""
-    with FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS) as counter:
+    with flop_counter() as counter:
         model(**inputs)
     return float(counter.get_total_flops())
