@@ -340,7 +340,7 @@ def test_identical_files_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("task_type", ["classification", "generation"])
 def test_overlaps_are_counted_by_input_and_dropped(tmp_path: Path, task_type: str) -> None:
     """A row of sst2's train is a test row of imdb, another one of its own; prompts differ by task."""
-    imdb = [*rows_of("imdb", "test", 5), ("Shared film!", "Good")]
+    imdb = [*rows_of("imdb", "test", 5), ("Shared film", "Good")]
     save(tmp_path / "imdb/train.json", rows_of("imdb", "train", 20), ["Tell imdb."])
     save(tmp_path / "imdb/test.json", imdb, ["Tell imdb."])
     own = written("sst2", "test", 0)
@@ -479,7 +479,7 @@ def test_the_published_long_sequence(data_folder: Path) -> None:
     by_name = {task.name: task for task in stream.tasks}
     assert sizes(by_name["cb"]) == (227, 23, 56)
     assert sizes(by_name["mnli"]) == (2701, 299, 7469)
-    assert files["agnews"]["train_in_test"] == 4
+    assert files["agnews"]["train_in_test"] == 3
     assert len(by_name["dbpedia"].test) == 1513
 
 

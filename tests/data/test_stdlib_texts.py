@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.data.dataset_files import read_documentation, read_stdlib_tasks
-from regard.data.splits import hash_text
+from regard.data.rows import hash_words
 from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 
@@ -30,7 +30,7 @@ def test_every_module_has_enough_texts() -> None:
     texts = read_documentation(MODULES)
     assert list(texts) == list(MODULES)
     assert min(map(len, texts.values())) >= 60
-    keys = [hash_text(text.split(": ", 1)[1:]) for of in texts.values() for text in of]
+    keys = [hash_words(text.split(": ", 1)[1:]) for of in texts.values() for text in of]
     assert len(set(keys)) == len(keys)
     assert texts == read_documentation(MODULES)
 

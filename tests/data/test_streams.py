@@ -236,7 +236,7 @@ def leaking(folder: Path) -> Path:
     zhang(folder / "agnews/train.csv", 4, 20, "title", "words")
     zhang(folder / "agnews/test.csv", 4, 5, "title", "words")
     with (folder / "agnews/train.csv").open("a") as file:
-        file.write('"1","New title","WORDS ""test"" row 0."\n"2","title 1","words ""train"", row 1"\n')
+        file.write('"1","New title","WORDS ""test"",  row 0"\n"2","title 1","Words ""train"", row 1"\n')
     return folder
 
 
@@ -470,7 +470,7 @@ def test_the_shared_folder(data_folder: Path) -> None:
     assert not any(sum(counts.values()) for counts in stream.metadata["overlaps"].values())
     news = read_stream("news-series", data_folder)
     assert [len(task.test) for task in news.tasks] == [7600, 872, 277, 408]
-    assert news.metadata["overlaps"]["sst2"]["copies_in_train"] > 8000
+    assert news.metadata["overlaps"]["sst2"]["copies_in_train"] == 371
     for task in (*stream.tasks, *news.tasks):
         parts = [set(task.split(split).texts) for split in ("train", "dev", "test")]
         assert not parts[0] & parts[1]

@@ -73,7 +73,7 @@ def test_tasks_are_of_one_sort() -> None:
 def test_selection_on_rows_that_are_tested() -> None:
     check_disjoint(text_task())
     with pytest.raises(UserError, match="selection: expected dev rows of 'talk' that are no test rows, got 1 that are"):
-        check_disjoint(text_task(dev="E!"))
+        check_disjoint(text_task(dev="E "))
 
 
 def test_digests_tell_inputs_and_answers_apart() -> None:

@@ -122,7 +122,7 @@ def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
         for row in records(name)
     ]
     rows.append({"task": "a", "text": "TEST b 3", "label": "no", "split": "train"})
-    rows.append({"task": "b", "text": "test: b 4", "label": "no", "split": "dev"})
+    rows.append({"task": "b", "text": "test  b 4", "label": "no", "split": "dev"})
     path = write(tmp_path / "mine.jsonl", rows)
     clean, paper = (read_stream(path, protocol=protocol) for protocol in ("clean", "paper"))
     assert [len(clean.tasks[0].train), len(clean.tasks[1].dev)] == [20, 20]

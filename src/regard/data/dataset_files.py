@@ -16,7 +16,7 @@ from typing import Any
 from regard.data import tables
 from regard.data.hub import HUB_DATASETS
 from regard.data.instructions import load_instances
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_text
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_words
 from regard.data.splits import divide_rows
 from regard.data.stream_catalog import DATASETS, DatasetFiles, DatasetSpec, StreamSpec
 from regard.errors import UserError
@@ -72,7 +72,7 @@ def _label_rows(table: tables.Table, spec: DatasetSpec, first_class: int = 0) ->
             raise UserError(f"stream: expected a class of {allowed} in {table.locate(row)}, got {row.label!r}")
         texts = tuple(text or "" for text in row.texts)
         if any(text.strip() for text in texts):
-            result.append(LabeledRow(texts, names[row.label], hash_text(texts, match_last=spec.match_last_text)))
+            result.append(LabeledRow(texts, names[row.label], TextKey.of(texts, match_last=spec.match_last_text)))
     return tuple(result)
 
 
@@ -162,7 +162,7 @@ def _read_module(name: str) -> dict[str, str]:
                 continue
             docstring = own_name.sub("", inspect.cleandoc(docstring)).strip()
             if len(re.findall(r"\w+", docstring)) >= MIN_WORDS:
-                texts.setdefault(hash_text((docstring,)), f"{object_name}: {docstring}")
+                texts.setdefault(hash_words((docstring,)), f"{object_name}: {docstring}")
     return texts
 
 

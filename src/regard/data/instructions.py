@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data.benchmarks import Benchmark, InstructionTask, TaskType
-from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
+from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_words
 from regard.data.splits import divide_rows
 from regard.data.tables import NO_GOLD_LABEL, STREAM, find_file, read_text_lines
 from regard.errors import UserError
@@ -109,7 +109,9 @@ def read_instruction_task(
     for split, content in contents.items():
         if task is None:
             rows[split] = tuple(
-                LabeledRow((format_prompt(benchmark, head.definition, text),), FREE_ANSWER, hash_text((text,)), answers)
+                LabeledRow(
+                    (format_prompt(benchmark, head.definition, text),), FREE_ANSWER, TextKey.of((text,)), answers
+                )
                 for text, answers in content.rows
             )
         else:
@@ -146,7 +148,7 @@ def read_hub_task(task: InstructionTask) -> RawTask:
                 raise UserError(f"stream: expected a class of {allowed} in {table.locate(row)}, got {row.label!r}")
             parts = tuple(part or "" for part in row.texts)
             texts = tuple(template.format(*parts) for template in task.hub_texts or task.texts)
-            rows.append(LabeledRow(texts, labels[row.label], hash_text(parts, match_last=task.match_last_part)))
+            rows.append(LabeledRow(texts, labels[row.label], TextKey.of(parts, match_last=task.match_last_part)))
         splits.append(tuple(rows))
     name = "/".join(part for part in (hub.repository, hub.config) if part)
     source = f"{name} ({hub.splits[0]}, {hub.splits[1]}: {task.hub_test})"
@@ -175,7 +177,7 @@ def _label_rows(
             raise UserError(f"stream: expected one answer of {', '.join(task.labels)} in {location}, got {answers!r}")
         if (match := pattern.match(text)) is None:
             raise UserError(f"stream: expected the parts of an input of {task.name} in {location}: {task.pattern!r}")
-        key = hash_text(match.groups(), match_last=task.match_last_part)
+        key = TextKey.of(match.groups(), match_last=task.match_last_part)
         if task_type == "generation":
             rows.append(LabeledRow((format_prompt(benchmark, definition, text),), label, key, answers))
             continue
@@ -202,7 +204,7 @@ def _first_text(value: Any, path: Path) -> str:
 
 
 def _choose_splits(
-    name: str, rows: Mapping[str, LabeledRows], groups: Mapping[str, str]
+    name: str, rows: Mapping[str, LabeledRows], groups: Mapping[TextKey, str]
 ) -> tuple[LabeledRows, LabeledRows | None, LabeledRows, str]:
     """Return train, dev and test, and what the test rows are, from the files that exist."""
     held_out = f"{TEST_FRACTION:.0%} of {'the rows, by their first parts,' if groups else 'each class'} of the"
@@ -221,7 +223,7 @@ def _choose_splits(
     return rows["train"], dev if has_own_dev else None, rows["test"], "the test file"
 
 
-def _hold_out_test(name: str, rows: LabeledRows, groups: Mapping[str, str]) -> tuple[LabeledRows, LabeledRows]:
+def _hold_out_test(name: str, rows: LabeledRows, groups: Mapping[TextKey, str]) -> tuple[LabeledRows, LabeledRows]:
     """Hold out a fifth of each class, or a fifth of the rows in whole groups."""
     if not groups:
         train, test = divide_rows(rows, (TEST_FRACTION,), _SEED, repr(name))
@@ -236,13 +238,13 @@ def _hold_out_test(name: str, rows: LabeledRows, groups: Mapping[str, str]) -> t
     return train, test
 
 
-def _group_rows(task: InstructionTask | None, contents: Iterable[InstructionFile]) -> dict[str, str]:
+def _group_rows(task: InstructionTask | None, contents: Iterable[InstructionFile]) -> dict[TextKey, str]:
     """Return the group of each row by its key, if rows share their first part."""
     if task is None or not task.shares_first_part:
         return {}
     pattern = re.compile(task.pattern, re.DOTALL)
     matches = (match.groups() for content in contents for text, _ in content.rows if (match := pattern.match(text)))
-    return {hash_text(parts, match_last=task.match_last_part): hash_text(parts[:1]) for parts in matches}
+    return {TextKey.of(parts, match_last=task.match_last_part): hash_words(parts[:1]) for parts in matches}
 
 
 def _describe_files(

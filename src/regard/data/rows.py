@@ -18,18 +18,32 @@ FREE_ANSWER = "any answer"  # the class of all rows of a task with free answers
 _NON_WORD = re.compile(r"[\W_]+")
 
 
+class TextKey(NamedTuple):
+    """What identifies the text of a row: rows with the same key have the same text."""
+
+    words: str  # from `hash_words`; rows are ranked by it, and near copies share it
+    text: str  # from `hash_text`
+
+    @classmethod
+    def of(cls, texts: Sequence[str], *, match_last: bool = False) -> TextKey:
+        """Make the key of all texts, or by `match_last` of the last unless it is blank."""
+        if match_last and texts[-1].strip():
+            texts = texts[-1:]
+        return cls(hash_words(texts), hash_text(texts))
+
+
 class LabeledRow(NamedTuple):
     """One row of a task."""
 
     texts: tuple[str, ...]
     label: str  # class name
-    key: str  # from `hash_text`; rows with the same key have the same text
+    key: TextKey
     answers: tuple[str, ...] = ()  # correct answers of a text-to-text row
 
     @classmethod
     def of(cls, texts: Iterable[str], label: str) -> LabeledRow:
         texts = tuple(texts)
-        return cls(texts, label, hash_text(texts))
+        return cls(texts, label, TextKey.of(texts))
 
 
 LabeledRows = tuple[LabeledRow, ...]
@@ -75,17 +89,27 @@ class RawTask:
         return {"train": self.train, "dev": self.dev or (), "test": self.test}
 
 
-def hash_text(texts: Sequence[str], *, match_last: bool = False) -> str:
-    """Hash texts (by `match_last` the last, unless blank) without regard to case, punctuation, spaces, Unicode form."""
-    if match_last and texts[-1].strip():
-        texts = texts[-1:]
-    normalized = " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())
-    if normalized.isascii():
-        words = _NON_WORD.sub(" ", normalized)
+def hash_text(texts: Sequence[str]) -> str:
+    """Hash texts without regard to case, spaces and Unicode form."""
+    return _hash(_normalize(texts))
+
+
+def hash_words(texts: Sequence[str]) -> str:
+    """Hash texts without regard to punctuation and signs either, unless there is nothing else."""
+    text = _normalize(texts)
+    if text.isascii():
+        words = _NON_WORD.sub(" ", text)
     else:  # keep letters, marks and digits
-        words = "".join(sign if unicodedata.category(sign)[0] in "LMN" else " " for sign in normalized)
-    words = " ".join(words.split())
-    return hashlib.sha256((words or normalized).encode()).hexdigest()[:32]
+        words = "".join(sign if unicodedata.category(sign)[0] in "LMN" else " " for sign in text)
+    return _hash(" ".join(words.split()) or text)
+
+
+def _normalize(texts: Sequence[str]) -> str:
+    return " ".join(unicodedata.normalize("NFKC", " ".join(texts)).casefold().split())
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def hash_rank(purpose: str, seed: int, key: object) -> bytes:

@@ -1,7 +1,8 @@
 """Splits without overlap and rows sampled from them, and what the protocols "paper" and "clean" make of a stream.
 
-Rows are ranked by a hash of their text and the seed. So the sample depends neither on the order of a file nor on the
-other rows, and a smaller sample is a subset of a larger one.
+Two rows are the same if their texts are, but for case, spaces and Unicode form. Rows are ranked by a hash of their
+words and the seed. So the sample depends neither on the order of a file nor on the other rows, and a smaller sample is
+a subset of a larger one.
 """
 
 from collections import Counter, defaultdict
@@ -10,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.data.examples import Examples
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, hash_text
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_text
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
@@ -50,13 +51,13 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     Rows with the same text and class stay together. Messages call the rows `name`.
     """
     labels = sorted({row.label for row in rows})
-    split_of: dict[tuple[str, str], int] = {}
+    split_of: dict[tuple[str, TextKey], int] = {}
     for label in labels:
         keys = sorted({row.key for row in rows if row.label == label})
         if len(keys) <= len(fractions):
             required = f"at least {len(fractions) + 1} texts of {label!r} in {name}"
             raise UserError(f"stream: expected {required}, one for each split, got {len(keys)}")
-        keys.sort(key=lambda key: hash_rank("split", seed, key))
+        keys.sort(key=lambda key: (hash_rank("split", seed, key.words), key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):
             start = end - max(1, int(fraction * len(keys)))
@@ -74,7 +75,7 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
     """
-    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0) | {AMBIGUOUS: _count_ambiguous(task)}) for task in tasks]
+    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0) | _count_texts(task)) for task in tasks]
     tests = _find_owners(tasks, "test")
     tasks = [_add_dev(task, tests, protocol, seed, dev_is_test) for task in tasks]
     devs = _find_owners(tasks, "dev")
@@ -83,25 +84,29 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
     return [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
 
 
-AMBIGUOUS = "texts_with_several_labels"
-_Owners = Mapping[str, set[str]]  # names of the tasks that have a text in one of their splits, by the text's key
+AMBIGUOUS, NEAR_COPIES = "texts_with_several_labels", "train_near_test"
+_Owners = Mapping[TextKey, set[str]]  # names of the tasks that have a text in one of their splits
 _COUNTS = (
     *("train_in_dev", "train_in_test", "dev_in_test", "copies_in_train", "copies_in_dev", "copies_in_test"),
     *("train_in_other_tasks", "dev_in_other_tasks", "dropped_from_train", "dropped_from_dev"),
 )
 """Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows. Beside
-them stands that of different texts that have several labels in the task."""
+them stand those of different texts that have several labels in the task, and of training rows that differ from a test
+row of the task in punctuation or signs alone: whether they mean the same, only a reader can tell, and they stay."""
 
 
-def _count_ambiguous(task: RawTask) -> int:
-    labels: dict[str, set[str]] = defaultdict(set)
+def _count_texts(task: RawTask) -> dict[str, int]:
+    labels: dict[TextKey, set[str]] = defaultdict(set)
     for row in (row for rows in task.by_split().values() for row in rows):
         labels[row.key].add(row.label)
-    return sum(len(of_text) > 1 for of_text in labels.values())
+    test = {row.key for row in task.test}
+    test_words = {key.words for key in test}
+    near = sum(row.key not in test and row.key.words in test_words for row in task.train)
+    return {AMBIGUOUS: sum(len(of_text) > 1 for of_text in labels.values()), NEAR_COPIES: near}
 
 
 def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:
-    owners: dict[str, set[str]] = defaultdict(set)
+    owners: dict[TextKey, set[str]] = defaultdict(set)
     for task in tasks:
         for row in task.by_split()[split]:
             owners[row.key].add(task.name)
@@ -169,7 +174,7 @@ def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> Labele
 
 
 def _drop_repeated(rows: Iterable[LabeledRow]) -> LabeledRows:
-    first: dict[str, LabeledRow] = {}
+    first: dict[TextKey, LabeledRow] = {}
     for row in rows:
         first.setdefault(row.key, row)
     return tuple(first.values())
@@ -180,9 +185,12 @@ def _count_repeated(rows: LabeledRows) -> int:
 
 
 def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
+    def rank(key: TextKey) -> tuple[bytes, TextKey]:
+        return hash_rank("rows", seed, key.words), key
+
     class_sizes: Counter[str] = Counter()
     ranks = [0] * len(rows)
-    for index in sorted(range(len(rows)), key=lambda index: hash_rank("rows", seed, rows[index].key)):
+    for index in sorted(range(len(rows)), key=lambda index: rank(rows[index].key)):
         ranks[index] = class_sizes[rows[index].label]
         class_sizes[rows[index].label] += 1
     return ranks

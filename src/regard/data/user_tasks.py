@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
 from regard.data.instructions import format_prompt
-from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_text
+from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
 from regard.errors import UserError, warn_user
@@ -172,7 +172,7 @@ def _make_task(
 
 def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRow:
     """Put the instruction before the texts; it identifies the row as well if the task has several."""
-    key, text = hash_text((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
+    key, text = TextKey.of((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
     texts = (row.instruction, text) if row.instruction else row.texts
     if columns.is_text:
         texts = (format_prompt(LONG_SEQUENCE, row.instruction, text),)

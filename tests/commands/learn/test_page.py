@@ -384,9 +384,10 @@ def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     scores = TABLES["matrix"].query("not (method == 'prescale' and seed == 123)")
     record = learned.record()
     record["stream"]["protocol"] = "paper"
-    record["stream"]["overlaps"] = {"mood": {"texts_with_several_labels": 3}, "topics": {"copies_in_train": 4}}
+    record["stream"]["overlaps"] = {"mood": {"texts_with_several_labels": 3}, "topics": {"train_near_test": 4}}
     page = Parsed(learn_page({**TABLES, "matrix": scores}, record))
     assert "Texts with several labels, of which one at most is right: 3 of mood." in page.text
+    assert "Training rows that differ from a test row in punctuation or signs alone: 4 of topics." in page.text
     assert "The methods were not run with the same seeds and orders." in page.text
     assert "Protocol paper: splits may share rows, and dev may be the test split" in page.text
     assert "warning" not in {attributes.get("class") for _, attributes in parsed.tags}
