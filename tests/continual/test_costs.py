@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from regard.attention.flops import flop_counter
 from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
@@ -15,6 +16,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import RunState
 from regard.data.examples import Examples
 from regard.data.stream import Stream
+from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, CLASSES, loaded, stream
 
 ONE = replace(BUDGET, num_epochs=1, num_probing_epochs=1)
@@ -52,6 +54,29 @@ def test_a_gradient_of_the_memory_is_counted() -> None:
     assert corrected[1] == pytest.approx(2 * plain[1], rel=1e-9)
     half = flops(learnt("agem", replay_batch_size=2))
     assert half[1] == pytest.approx(1.5 * plain[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["finetune", "osf", "seekr", "lfpt5"])
+def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all steps do, counted as they run: some methods work once a batch, or on stored rows behind the others."""
+    done: list[int] = []
+    train = running.training.train
+
+    def counted(*of: Any, **options: Any) -> Any:
+        with flop_counter() as counter:
+            result = train(*of, **options)
+        done.append(counter.get_total_flops())
+        return result
+
+    monkeypatch.setattr(running.training, "train", counted)
+    method = METHODS[name](METHODS[name].Config())
+    if name == "lfpt5":
+        learner = make_learner(
+            small_text_tasks.stream(), method, small_text_tasks.loaded("llama"), small_text_tasks.BUDGET, seed=1
+        )
+    else:
+        learner = make_learner(stream(), method, loaded(), ONE, seed=1)
+    assert sum(flops(run_stream(learner, method))) == pytest.approx(sum(done), rel=0.1)
 
 
 @pytest.mark.exhaustive

@@ -14,6 +14,7 @@ from regard.continual.method import Method
 from regard.continual.network import trim_inputs
 from regard.continual.training_phase import Batches, TrainingPhase
 from regard.training import TrainResult
+from regard.training.placement import micro_batches
 
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
@@ -86,12 +87,18 @@ def count_examples(rows: Rows) -> int:
 
 
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
-    """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on four rows."""
+    """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on the first batch.
+
+    The whole batch counts: a method may do some work once for each micro-batch, and read a memory in its last rows.
+    """
     learner.network.train()
-    rows = trim_padding({name: value[:4].to(learner.device) for name, value in batches.rows(0).items()})
+    rows = batches.rows(0)
+    pieces = micro_batches(slice(0, batches.size), learner.budget.micro_batch_size)
     with torch.random.fork_rng(devices=[]):
         with flop_counter() as loss_counter:
-            method.loss(learner, learner.network, rows).backward()
+            for piece in pieces:
+                part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
+                method.loss(learner, learner.network, part).backward()
         with flop_counter() as transform_counter:
             if phase.transform_gradients is not None:
                 phase.transform_gradients(learner.network, 0)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from regard.data.benchmarks import SUPER_NI
 from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, hash_rank, make_classification_task
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, make_classification_task
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
@@ -126,7 +126,7 @@ def split_classes(streams: Sequence[Stream], count: int, seed: int = 0, *, class
 
 def _collect_classes(streams: Sequence[Stream]) -> list[_ClassPool]:
     """Collect the classes of each stream, without rows of an earlier stream or split; test rows come first."""
-    seen: set[str] = set()
+    seen: set[TextKey] = set()
     pools: dict[tuple[int, int], _ClassPool] = {}
     for index, stream in enumerate(streams):
         sources = {label: task.source for task in stream.tasks for label in task.labels}
