@@ -162,8 +162,12 @@ class LoraAdapters(nn.Module):
         self._stack = None
 
     def reopen(self) -> None:
-        """Train the adapters whose A require gradients, after a caller has set that."""
-        self.set_trainable(*(index for index, parameter in enumerate(self.A) if parameter.requires_grad))
+        """Train what requires gradients of the adapters (of InfLoRA B alone), after a caller has set that."""
+        open_parts = [(down.requires_grad, up.requires_grad) for down, up in zip(self.A, self.B, strict=True)]
+        self.set_trainable(*(index for index, parts in enumerate(open_parts) if any(parts)))
+        for down, up, parts in zip(self.A, self.B, open_parts, strict=True):
+            down.requires_grad_(parts[0])
+            up.requires_grad_(parts[1])
 
     def delete(self, block: int) -> None:
         """Remove an adapter; later ones move up."""

@@ -106,6 +106,30 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
+def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:
+    """InfLoRA trains one of the two matrices of an adapter."""
+
+    class Broken(Exception):
+        pass
+
+    def stop(told: Progress) -> None:
+        if (told.event.task_index, told.event.phase) == (3, TASK_END):
+            raise Broken
+
+    given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
+    with pytest.raises(Broken):
+        learn(stream(), "inflora", loaded(), on_progress=stop, **given)
+    found = learn(stream(), "inflora", loaded(), resume=True, **given)
+    whole = learn(stream(), "inflora", loaded(), **SAPT)
+    assert len(whole.interference) == 6
+    pd.testing.assert_frame_equal(found.interference, whole.interference, check_exact=True)
+
+
+def test_no_interference_of_what_does_not_answer() -> None:
+    """SLAO tunes an adapter and answers with another: all gradients would be 0."""
+    assert learn(stream(), "slao", loaded(), **SAPT).interference.empty
+
+
 def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
     class Broken(Exception):
         pass

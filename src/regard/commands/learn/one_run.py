@@ -370,7 +370,7 @@ def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> I
 
 
 def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> list[Row]:
-    """Compute dot products of the tasks' loss gradients in the encoder."""
+    """Compute dot products of the tasks' loss gradients in the encoder; none if what trains there does not answer."""
     if not config.diagnostic_samples or len(learner.stream) < 2:
         return []
     encoder = learner.network.classifier.encoder
@@ -379,15 +379,16 @@ def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> l
         return []
     learner.task = max(0, num_tasks - 1)
     tasks = range(len(learner.stream))
-    products = make_interference_table(
-        compute_gradients(
-            learner.network.to(learner.device),
-            [_sample_batches(learner, config, task) for task in tasks],
-            lambda network, batch: learner.cross_entropy(network(batch), batch),
-            lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
-            parameters=trained,
-        )
+    gradients = compute_gradients(
+        learner.network.to(learner.device),
+        [_sample_batches(learner, config, task) for task in tasks],
+        lambda network, batch: learner.cross_entropy(network(batch), batch),
+        lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
+        parameters=trained,
     )
+    if not gradients.any():
+        return []
+    products = make_interference_table(gradients)
     names = {task + 1: learner.stream.tasks[task].name for task in tasks}
     table = products.assign(
         task_a=products["task_index_a"].map(names), task_b=products["task_index_b"].map(names), after_task=num_tasks

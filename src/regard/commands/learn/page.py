@@ -179,7 +179,7 @@ _BESIDE = (
 )
 _INTERFERENCE = (
     "Cosine of the loss gradients of two tasks, mean over runs. Below zero, a step that improves one task degrades the "
-    "other."
+    "other. Methods of which nothing trains in the encoder, or nothing that answers (slao and merges), have none."
 )
 
 
