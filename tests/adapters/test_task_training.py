@@ -176,6 +176,29 @@ def test_what_cannot_be_trained_leaves_all_as_it_is(name: str, given: Any, optio
     assert adapters.adapter_names == ()
 
 
+@pytest.mark.parametrize("family", TWO)
+def test_training_that_diverges_is_refused(family: str) -> None:
+    adapters = SharedAdapters(made(family), r=4)
+    with pytest.raises(UserError, match=r"loss: expected finite numbers, got a loss of .* in step \d+ of 12"):
+        adapters.fit_task("one", batches(family, 0), learning_rate=1e30)
+    assert all(bool(value.isfinite().all()) for value in adapters.parameters())
+
+
+@pytest.mark.parametrize("family", TWO)
+def test_a_mean_loss_does_not_depend_on_the_batches(family: str) -> None:
+    """Of a decoder each token with a label counts; the first of a row has nothing it could be predicted from."""
+    adapters = SharedAdapters(made(family), r=4)
+    adapters.add_adapter("one")
+    rows = texts(family, 0)
+    if family == "llama":
+        rows["labels"] = rows["input_ids"].clone()
+        rows["labels"][::3, 4:] = -100
+    parts = [{name: value[start : start + 5] for name, value in rows.items()} for start in range(0, ROWS, 5)]
+    with torch.no_grad():
+        expected = float(adapters.eval()(**rows).loss)
+    assert adapters._mean_loss(parts, None) == pytest.approx(expected, rel=1e-5)
+
+
 def test_rows_that_were_held_out_may_be_checked_in_the_place_of_its_own() -> None:
     adapters = SharedAdapters(made("bert"), r=4)
     adapters.fit_task("one", batches("bert", 0), epochs=1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.continual import run as running
+from regard.continual import scoring
 from regard.continual.costs import AROUND, measure_flops
 from regard.continual.learner import Learner
 from regard.continual.method import Method
@@ -311,3 +312,10 @@ def test_a_language_model_is_told_by_its_head_too() -> None:
     with torch.no_grad():
         cast(Any, other.model).lm_head.weight[0] += 1
     assert add_model_hash(other).sha256 != add_model_hash(loaded("llama")).sha256
+
+
+def test_a_process_without_a_row_has_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rows of four processes, for one."""
+    learner = learner_of(made("finetune"))
+    monkeypatch.setattr(scoring.processes, "local_shard", lambda rows: rows[:0])
+    assert score_text(learner, cast(Any, learner.stream.tasks[0])).til == 0

@@ -87,3 +87,16 @@ def test_what_is_no_method_is_refused(name: str, problem: str, tmp_path: Path, m
     (tmp_path / "wrong.py").write_text(SOURCE.replace("(self, learner)", "(self)"), encoding="utf-8")
     with pytest.raises(UserError, match=problem):
         method_named(name)
+
+
+def test_rows_that_are_kept_without_a_word_are_refused(tmp_path: Path) -> None:
+    keeps = """
+class Mine(method.Method):
+    def after_task(self, learner, task):
+        self.state.examples += learner.items(task)[:2]
+"""
+    kind = method_named(written(tmp_path, "from regard.continual import method\n" + keeps))
+    own = kind()
+    learner = make_learner(stream(4), own, loaded(), BUDGET, seed=1)
+    with pytest.raises(UserError, match=r"at most memory_size \(0\) rows in state.examples of Mine, got 2"):
+        run_stream(learner, own)

@@ -114,6 +114,16 @@ def test_a_folder_for_each_task(tmp_path: Path) -> None:
     assert "where there is none" in stream.metadata["dev"]
 
 
+def test_val_is_dev_and_a_file_of_no_split_is_told(tmp_path: Path) -> None:
+    for split in ("train", "test", "val", "extra"):
+        rows = [{"text": f"{split} {row['text']}", "label": row["label"]} for row in records("a")]
+        write(tmp_path / f"tasks/a/{split}.jsonl", rows)
+    with pytest.warns(UserWarning, match=r"extra.jsonl is not read: expected a name of train, dev"):
+        stream = read_stream(tmp_path / "tasks")
+    assert [len(stream.tasks[0].split(split)) for split in ("train", "dev", "test")] == [20, 20, 20]
+    assert all(text[0].startswith("val") for text in stream.tasks[0].dev.texts)
+
+
 def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
     rows = [
         row | {"split": split, "text": f"{split} {row['text']}"}
@@ -257,7 +267,7 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
         ({"label": 1.5}, "expected a string or a whole number as label in {path}, line 1, got 1.5"),
         ({"label": ""}, "expected a string or a whole number as label in {path}, line 1, got ''"),
         ({"task": None}, "expected the name of a task in {path}, line 1, got None"),
-        ({"split": "all"}, "expected a split of train, dev, validation, valid, test in {path}, line 1, got 'all'"),
+        ({"split": "all"}, "expected a split of train, dev, validation, valid, val, test in {path}, line 1, got 'all'"),
         ({"text_pair": "two"}, "expected one text in each row of 'a', or two in each, got both"),
         ({"task": "lonely"}, "at least 3 texts of 'no' in 'lonely' of {path}, one for each split, got 1"),
     ],

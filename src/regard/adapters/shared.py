@@ -25,15 +25,17 @@ from regard.adapters.task_training import (
     train_adapter,
     train_mode,
 )
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_mode
+from regard.models.generator import is_language_model
 
 Batches = Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class PruneResult:
-    """Result of pruning: removed adapters, mean weights of all adapters before, and the mean loss of a row."""
+    """Result of pruning: removed adapters, mean weights of all adapters before, and mean losses."""
 
     removed: tuple[str, ...]
     usage: dict[str, float]
@@ -112,7 +114,8 @@ class SharedAdapters(AdapterModel):
             Losses of the steps, mean weights of own adapters, and seconds.
 
         Raises:
-            UserError: Batches have no length or no labels, or an option cannot be.
+            UserError: Batches have no length or no labels, an option cannot be, or a loss or gradient is not finite;
+                then the adapter is there, trained so far.
         """
         start, device = time.monotonic(), self.router.count.device
         plan = TrainingOptions(
@@ -327,9 +330,19 @@ class SharedAdapters(AdapterModel):
         total, num_rows = 0.0, 0
         with eval_mode(self):
             for batch in batches:
-                count = len(next(iter(batch.values())))
+                count = len(next(iter(batch.values()))) if loss is not None else count_losses(self.model, batch)
                 total, num_rows = total + float(self._batch_loss(batch, loss)) * count, num_rows + count
         return total / num_rows
+
+
+def count_losses(model: Any, batch: Mapping[str, Any]) -> int:
+    """Return how many losses a model's own is the mean of: those of tokens with a label, or of rows."""
+    labels = batch.get("labels")
+    if not isinstance(labels, Tensor) or labels.is_floating_point():
+        return len(next(iter(batch.values())))
+    if labels.dim() == 2 and is_language_model(model) and not model.config.is_encoder_decoder:
+        labels = labels[:, 1:]  # the first token is predicted from nothing
+    return int((labels != IGNORE_INDEX).sum())
 
 
 def _check_batches(batches: Any) -> None:

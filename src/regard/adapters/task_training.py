@@ -1,5 +1,6 @@
 """Training the open adapter on its task, and whether the router gives the task's rows to it."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,7 +43,11 @@ class TrainingOptions:
 def train_adapter(
     parameters: Sequence[nn.Parameter], batches: Any, loss: Callable[[Mapping[str, Any]], Tensor], plan: TrainingOptions
 ) -> tuple[float, ...]:
-    """Train parameters on batches, which have a length; return the loss of each step."""
+    """Train parameters on batches, which have a length; return the loss of each step.
+
+    Raises:
+        UserError: A loss or a gradient is not finite; the parameters are those of the step before.
+    """
     steps, losses = plan.epochs * len(batches), list[float]()
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
     for batch in (batch for _ in range(plan.epochs) for batch in batches):
@@ -53,9 +58,13 @@ def train_adapter(
         value = loss(batch)
         optimizer.zero_grad(set_to_none=True)
         value.backward()
-        nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm)
-        optimizer.step()
+        norm = float(nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm))
         losses.append(float(value.detach()))
+        if not (math.isfinite(losses[-1]) and math.isfinite(norm)):
+            optimizer.zero_grad(set_to_none=True)
+            got = f"a loss of {losses[-1]:g} and a gradient of norm {norm:g} in step {step + 1} of {steps}"
+            raise UserError(f"loss: expected finite numbers, got {got}; is the learning rate too high?")
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return tuple(losses)
 

@@ -127,8 +127,9 @@ def run_stream(
         cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
         _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
         cost.time("hook_seconds", method.after_task, learner, task)
-        num_stored = len(method.state.examples)
-        assert num_stored <= method.memory_size, f"{num_stored} examples kept, {method.memory_size} declared"
+        if len(method.state.examples) > method.memory_size:
+            expected = f"at most memory_size ({method.memory_size}) rows in state.examples of {type(method).__name__}"
+            raise UserError(f"method: expected {expected}, got {len(method.state.examples)}; its memory_size says so")
         task_peak = peak_memory(learner.device)
         _evaluate_after(run, cost, diagnose)
         cost.time("diagnostics_seconds", _add_general, run, evaluate, task + 1)

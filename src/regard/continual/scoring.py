@@ -237,6 +237,8 @@ def _generate_by_row(learner: TextLearner, task: TextTask, split: Split, *, shar
     order = encoded.attention_mask.sum(1).argsort(stable=True)
     with learner.evaluation_mode(), torch.no_grad():
         for rows in (processes.local_shard(order) if sharded else order).split(learner.budget.eval_batch_size):
+            if not len(rows):  # of a process with no row to answer, of so few
+                return
             prompts, answers = ([read(row) for row in rows.tolist()] for read in (encoded.prompt, encoded.answer))
             pad, device = learner.pad_token_id, learner.device
             batch = make_batch(prompts, answers, pad, task=task_index, rows=rows, device=device)

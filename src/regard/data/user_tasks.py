@@ -13,7 +13,7 @@ from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
 from regard.errors import UserError, warn_user
 
-SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "test": "test"}
+SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
 """What a column or a file may call a split, and which split it is."""
 USER_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
 INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
@@ -105,7 +105,10 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         split = SPLIT_NAMES.get(file.name.split(".")[0])
-        if split is None or not file.is_file() or not tables.is_table(file.name):
+        if not file.is_file() or not tables.is_table(file.name):
+            continue
+        if split is None:
+            warn_user(f"stream: {file} is not read: expected a name of {', '.join(SPLIT_NAMES)}")
             continue
         if split in files:
             names = f"{files[split].name} and {file.name}"

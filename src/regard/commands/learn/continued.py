@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from regard.commands.learn.config import AS_GIVEN, LearnConfig
+from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
 from regard.commands.learn.heads import HEAD
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
@@ -109,7 +109,7 @@ class FinishedRun:
         run = self.choices(config.label, config.seed)
         folder = self.folder / MODELS / run["key"]
         if not (folder / KEPT).is_file():
-            raise UserError(f"continue: {self.folder} has not kept {run['key']}; learn again without --no-save-models")
+            raise UserError(f"continue: {self.folder} has not kept {run['key']}; {HOW_MODELS_ARE_SAVED}")
         lineage = read_json(folder / LINEAGE)
         if not lineage.keys() >= {"tasks", "method"}:
             raise UserError(f"continue: {folder / LINEAGE} is missing or damaged")

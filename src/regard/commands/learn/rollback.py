@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regard.commands.learn.config import HOW_MODELS_ARE_SAVED
 from regard.errors import UserError
 from regard.runs.arguments import parse_number
 
@@ -123,7 +124,7 @@ def restore(
     run_metadata = _find_run(metadata["runs"], method, seed)
     folder = Path(run) / MODELS / run_metadata["key"]
     if not folder.is_dir():
-        raise UserError(f"models: {run} has none of {run_metadata['key']}; learn again without --no-save-models")
+        raise UserError(f"models: {run} has none of {run_metadata['key']}; {HOW_MODELS_ARE_SAVED}")
     num_tasks = len(run_metadata["tasks"]) if task is None else _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
     if model is None or isinstance(model, str):

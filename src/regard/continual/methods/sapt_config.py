@@ -132,7 +132,11 @@ class SaptConfig(adapter_network.LoraConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SaptPaperConfig(SaptConfig):
-    """Settings of SAPT with the choices of the paper and its code (arXiv 2401.08295) as defaults."""
+    """Settings of SAPT with the choices of the paper and its code (arXiv 2401.08295) as defaults, but for two.
+
+    The paper reflects on generated samples (`reflection="generated"`); its code cuts gradients through earlier adapters
+    (`detach_old`).
+    """
 
     router: RouterName = "attention"
     query: QueryName = "embeddings"
