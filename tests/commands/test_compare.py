@@ -147,6 +147,15 @@ def test_the_last_scores_of_tasks_stand_beside_each_other(runs: Path) -> None:
     assert compare_tasks({"a": PretrainResult(pd.DataFrame(), pd.DataFrame(), {})}).empty
 
 
+def test_tasks_are_compared_in_a_scenario_that_all_runs_have(runs: Path) -> None:
+    """A run that has been scored with its tasks known alone is not set against the classes of all tasks."""
+    both = {name: LearnResult.load(runs / name) for name in ("short", "long")}
+    matrix = both["long"].accuracy_matrix
+    til = replace(both["long"], accuracy_matrix=matrix[matrix["scenario"] == "til"])
+    table = compare_tasks({"short": both["short"], "long": til})
+    assert all(column.endswith("(TIL)") for column in table.columns[1:3])
+
+
 def test_conversions_are_compared_stage_by_stage() -> None:
     history = pd.DataFrame({"stage": ["layers", "model"], "step": [1, 1], "loss": [0.5, 3.0], "valid_loss": [4.0, 3.5]})
     stages = pd.DataFrame({"stage": ["untouched", "model"], "loss": [3.0, 3.5]})

@@ -107,6 +107,19 @@ def test_notes_tell_what_differs(made: SimpleNamespace) -> None:
     assert len(caveats({"a": a, "b": made.record(source="c4", sha256="e" * 64)})) == 2
 
 
+def test_notes_tell_of_other_layers_windows_and_types(made: SimpleNamespace) -> None:
+    a, b = made.record(), made.record()
+    a["config"], b["config"] = (
+        {**a["config"], "layer_ids": None, "seed": 0},
+        {**b["config"], "layer_ids": [1], "seed": 3},
+    )
+    a["model"], b["model"] = {**a["model"], "dtype": "float32"}, {**b["model"], "dtype": "bfloat16"}
+    notes = caveats({"a": a, "b": b})
+    assert "The runs differ in layers (a: all, b: [1]); means over layers are of other layers." in notes
+    assert "The runs differ in seed (a: 0, b: 3); windows are drawn by it." in notes
+    assert any("type of the weights (a: float32, b: bfloat16)" in note for note in notes)
+
+
 @pytest.mark.parametrize("name", ["difference", "statistic"])
 def test_run_names_that_columns_have(made: SimpleNamespace, name: str) -> None:
     with pytest.raises(UserError, match=name):

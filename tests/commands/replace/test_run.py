@@ -286,6 +286,17 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """Their rows are zeros: such a token attends to nothing."""
+    rows = [{"text": f"w{n % 9} w2 w3", "label": "xy"[n % 2]} for n in range(40)]
+    (tmp_path / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given: dict[str, Any] = {"dynamic_fractions": (1, 0), "constants": "average", "rank_heads_by": "first-layers"}
+    with pytest.warns(
+        UserWarning, match=r"constants: the averages are of \d tokens of a text at most; \d+ of 12 evalu"
+    ):
+        replaced(tiny, reviews, tmp_path / "work", constants_from=str(tmp_path / "short.jsonl"), **given)
+
+
 @pytest.mark.exhaustive
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     one = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence")

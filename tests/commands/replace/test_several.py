@@ -15,7 +15,7 @@ from regard.commands.replace import several
 from regard.commands.replace.page import several_page
 from regard.commands.replace.result import COST_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ALL_TASKS, COLUMNS, Outcome, drops_by_original
-from regard.commands.replace.words import describe_correlations
+from regard.commands.replace.words import describe_correlations, ledes, title
 from regard.errors import UserError
 from regard.runs.launchers import Job
 
@@ -94,6 +94,36 @@ def test_the_page_says_whether_better_models_lose_more(drops: tuple[float, ...],
     page = several_page(outcome.scores, pd.DataFrame(columns=list(COST_COLUMNS)), {"model": {"name": "m0, m1"}})
     assert told.split(" (")[0] in page
     assert "Do better models lose more?" in page
+
+
+def test_models_are_no_tasks_and_weak_ones_are_named() -> None:
+    values = {("b1", "t"): (0.9, 0.6), ("b2", "t"): (0.92, 0.62), ("b3", "t"): (0.69, 0.6)}
+    records = [
+        {
+            "folder": name,
+            "model": {"name": name},
+            "config": {},
+            "cost": {"seconds": 1.0},
+            "data": {"task": "t", "majority": 0.69},
+        }
+        for name, _ in values
+    ]
+    metadata = {"model": {"name": "b1, b2, b3"}, "data": {"task": "t"}, "runs": records}
+    frame = scores_of(values)
+    said = " ".join(ledes(Outcome(frame, metadata), pd.DataFrame(columns=list(COST_COLUMNS)), metadata))
+    assert "on average over 3 models, at most by 33.3 % (t, b1)" in said
+    assert "in 1 of 3, which cannot show what heads do: t, b3 (0.69)" in said
+    page = several_page(frame, pd.DataFrame(columns=list(COST_COLUMNS)), metadata)
+    assert "of 3 models" in page
+    assert "of 3 tasks" not in page
+
+
+def test_models_are_called_by_the_last_part_of_a_path() -> None:
+    paths = ["/runs/one/my bert 1", "/runs/one/my bert 2", "example/tiny"]
+    outcome = Outcome(scores_of({(path, "t"): (0.9, 0.6) for path in paths}), {})
+    assert [title(outcome, path, "t") for path in paths] == ["t, my bert 1", "t, my bert 2", "t, example/tiny"]
+    same = Outcome(scores_of({(path, "t"): (0.9, 0.6) for path in ("/a/b/bert", "/a/c/bert")}), {})
+    assert title(same, "/a/c/bert", "t") == "t, /a/c/bert"
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

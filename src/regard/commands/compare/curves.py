@@ -61,10 +61,9 @@ def compare_tasks(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     learnt = _of_kind(runs, LearnResult)
     if not learnt or not _have_same_tasks(learnt):
         return pd.DataFrame(columns=["task"])
-    rows = []
-    for name, run in learnt.items():
-        matrix = run.accuracy_matrix
-        scenario = "cil" if (matrix["scenario"] == "cil").any() else "til"
+    rows, matrices = [], {name: run.accuracy_matrix for name, run in learnt.items()}
+    scenario = "cil" if all((matrix["scenario"] == "cil").any() for matrix in matrices.values()) else "til"
+    for name, matrix in matrices.items():
         last = matrix[(matrix["scenario"] == scenario) & (matrix["after_task"] == matrix["after_task"].max())]
         last = last[last["task_index"] <= last["after_task"]]
         rows.append(last.assign(column=f"{name}: " + last["method"] + f" ({scenario.upper()})"))

@@ -218,12 +218,18 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "input", "input", "values are of different inputs"),
         ("data", "bos", "beginning-of-sequence token", "sinks often stand on it"),
         ("data", "samples", "number of samples", "standard errors differ with it"),
+        ("data", "prompt", "prompt", "values are of different inputs"),
+        ("config", "layer_ids", "layers", "means over layers are of other layers"),
+        ("config", "seed", "seed", "windows are drawn by it"),
+        ("model", "dtype", "type of the weights", "values are rounded to it"),
         ("config", "minimum_queries", "queries that must see a sink", "sink rates depend on it"),
         ("config", "perturb", "replaced token", "the perturbation spread depends on it"),
     ]
     notes = []
     for part, key, quantity, why in checks:
         values = {name: labels.section(metadata, part).get(key) for name, metadata in records.items()}
+        if key == "layer_ids" and any(value is not None for value in values.values()):
+            values = {name: value or "all" for name, value in values.items()}
         if len({str(value) for value in values.values() if part == "data" or value is not None}) > 1:
             described = ", ".join(f"{name}: {_short(value)}" for name, value in values.items())
             notes.append(f"The runs differ in {quantity} ({described}); {why}.")

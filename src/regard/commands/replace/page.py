@@ -38,7 +38,7 @@ def replace_page(
         ledes=words.ledes(outcome, cost, metadata),
         key_figures=words.key_figures(outcome, cost),
         sections=[
-            *_scores(outcome, labels.metadata_number(metadata, "data", "majority")),
+            *_scores(outcome, words.majority_of_all(outcome, metadata)),
             Section("order", "Ranking of heads", [Maps(charts.order_maps(heads, metadata))], _RANK),
             Section(
                 "constants",
@@ -121,11 +121,11 @@ def _drops_table(outcome: Outcome) -> Table:
         name = words.title(outcome, str(model), str(task))
         table_rows.append((name, note, [by_fraction.get(fraction, "–") for fraction in fractions]))
     percent = drops[(drops["unit"] == "%") & drops["drop"].notna()]
-    num_tasks = percent.groupby(["model", "task"]).ngroups
-    if num_tasks > 1:
+    pairs = percent[["model", "task"]].drop_duplicates()
+    if len(pairs) > 1:
         means = percent.groupby("dynamic_fraction")["drop"].mean()
         cells = [words.drop(float(means.get(fraction, float("nan"))), "%") for fraction in fractions]
-        table_rows.append(("Mean", f"of {num_tasks} tasks", cells))
+        table_rows.append(("Mean", f"of {words.count_pairs(pairs)}", cells))
     head = ["Dynamic heads", *(fraction_name(fraction) for fraction in fractions)]
     return Table(table_rows, head, "Relative drop by task and fraction")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import torch
 from transformers import PreTrainedModel
 
 from regard import models
@@ -26,7 +27,7 @@ from regard.constants import SOURCES, Constants, classify_patterns, make_data_fr
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
 from regard.data.tasks import TaskPreset
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
 from regard.hooks.replaced_model import check_original
@@ -146,6 +147,8 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if config.sources and not isinstance(elsewhere, Constants):
             inputs, source = elsewhere or (train, read.source)
             averages = evaluation.averages(inputs, source, loaded.tokenizer)
+        if averages is not None:
+            _warn_of_unreached_tokens(averages, valid)
         scores = _scores(evaluation, averages, config, loaded.name, read.name)
         heads, costs, matrices, artifact = [], [], {}, None
         if averages is not None:
@@ -279,6 +282,21 @@ def _describe(
             "constants_sha256": constants.sha256 if constants is not None else None,
         },
     )
+
+
+def _warn_of_unreached_tokens(averages: Constants, valid: Encoded) -> None:
+    """Warn of evaluated tokens that stand where no text of the averages has one: their rows are zeros."""
+    if not averages.counts:
+        return
+    reached = next(iter(averages.counts.values())).diagonal() > 0
+    mask = valid.attention_mask.sum(1)[:, None] > torch.arange(len(reached))
+    if valid.layout == "paper":
+        mask = valid.attention_mask.bool()
+    if num_texts := int((mask & ~reached[: mask.shape[1]]).any(1).sum()):
+        warn_user(
+            f"constants: the averages are of {int(reached.sum())} tokens of a text at most; {num_texts} of "
+            f"{len(valid)} evaluated texts are longer, and get no attention behind them"
+        )
 
 
 def _majority(read: Task, validation: Encoded) -> float | None:

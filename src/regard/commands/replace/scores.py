@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -183,9 +184,17 @@ class Outcome:
         self.main = self.drops[is_main]
         self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
         self.multiple_models = scores["model"].nunique() > 1
+        self.model_names = _shorten(scores["model"].unique())
+        """What models are called: of a path its last part, where that tells them apart."""
         over_parts = _widths(scores, "half_width").notna()
         self.units = TEXT_PARTS if over_parts.all() else f"seeds or {TEXT_PARTS}" if over_parts.any() else "seeds"
         """What intervals are over."""
+
+
+def _shorten(models: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each path, and ids of a hub; whole ones where that does not tell them apart."""
+    short = {model: Path(model).name if len(Path(model).parts) > 2 else str(model) for model in models}
+    return short if len(set(short.values())) == len(short) else {model: str(model) for model in models}
 
 
 def fraction_name(fraction: float) -> str:

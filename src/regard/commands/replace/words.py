@@ -32,7 +32,7 @@ def metric(name: str) -> str:
 
 def title(outcome: Outcome, model: str, name: str) -> str:
     """Return the task's title, and the model's name if there are several."""
-    return f"{task_title(name)}, {model}" if outcome.multiple_models else task_title(name)
+    return f"{task_title(name)}, {outcome.model_names[model]}" if outcome.multiple_models else task_title(name)
 
 
 def task_title(name: str) -> str:
@@ -70,20 +70,38 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
     return [join(parts, " · "), join(about_drops, " "), _write_operations(outcome)]
 
 
+def majorities(outcome: Outcome, metadata: Mapping[str, Any]) -> dict[str, float]:
+    """Return what the most frequent label alone scores, by task, where it is known."""
+    tasks = list(dict.fromkeys(outcome.scores["task"]))
+    known = dict[str, float]()
+    for run in metadata.get("runs") or [metadata]:
+        majority = labels.metadata_number(run, "data", "majority")
+        task = labels.section(run, "data").get("task") if len(tasks) > 1 else tasks[0]
+        if majority is not None:
+            known[str(task)] = majority
+    return known
+
+
+def majority_of_all(outcome: Outcome, metadata: Mapping[str, Any]) -> float | None:
+    """Return what the most frequent label alone scores if there is one task, else None."""
+    known = majorities(outcome, metadata)
+    return next(iter(known.values())) if outcome.scores["task"].nunique() == len(known) == 1 else None
+
+
 def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
-    """Say that a task shows no loss where the original model is not shown to be above the most frequent label."""
-    majority = labels.metadata_number(metadata, "data", "majority")
+    """Say which tasks show no loss: those where the original is not shown to be above the most frequent label."""
+    known = majorities(outcome, metadata)
     means = intervals(outcome.scores)
-    original = means[means["dynamic_fraction"] == 1]
-    if majority is None or original["task"].nunique() != 1:
+    original = means[(means["dynamic_fraction"] == 1) & means["task"].isin(list(known))]
+    low = original["ci_low"].fillna(original["mean"]).groupby([original["model"], original["task"]], sort=False).max()
+    weak = [(model, task) for (model, task), value in low.items() if value <= known[task]]
+    if not weak:
         return ""
-    low = original["ci_low"].fillna(original["mean"]).max()
-    if low > majority:
-        return ""
-    return (
-        f"The original model is not shown to score more than the most frequent label alone "
-        f"({labels.number(majority, 3)}): this task cannot show what its heads do."
-    )
+    what = "The original model is not shown to score more than the most frequent label alone"
+    if len(low) == 1:
+        return f"{what} ({labels.number(known[weak[0][1]], 3)}): this task cannot show what its heads do."
+    named = [f"{title(outcome, model, task)} ({labels.number(known[task], 3)})" for model, task in weak]
+    return f"{what} in {len(weak)} of {len(low)}, which cannot show what heads do: {', '.join(named)}."
 
 
 def _truncation(metadata: Mapping[str, Any]) -> str:
@@ -138,11 +156,19 @@ def _write_drops(outcome: Outcome) -> str:
         text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"
         if len(rows) > 1:
             worst = rows.loc[rows["drop"].idxmax()]
-            task, most = str(worst["task"]), drop(float(worst["drop"]), unit)
-            text += f" on average over {len(rows)} tasks, at most by {most} ({_TASKS.get(task, task)})"
+            most, name = drop(float(worst["drop"]), unit), title(outcome, str(worst["model"]), str(worst["task"]))
+            text += f" on average over {count_pairs(rows)}, at most by {most} ({name})"
         parts.append(f"with {describe_fraction(fraction)} {text}")
     sentence = "; ".join(parts)
     return f"Constants: {outcome.constants}. {sentence[:1].upper()}{sentence[1:]}."
+
+
+def count_pairs(rows: pd.DataFrame) -> str:
+    """Say of how many tasks, models, or tasks with a model rows of drops are."""
+    tasks, models = rows["task"].nunique(), rows["model"].nunique()
+    if models == 1:
+        return pluralize(tasks, "task")
+    return pluralize(models, "model") if tasks == 1 else f"{len(rows)} pairs of task and model"
 
 
 def _bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
@@ -306,8 +332,7 @@ def _baselines(outcome: Outcome, metadata: Mapping[str, Any]) -> list[str]:
         for (model, task, _), rows in others.groupby(GROUP, sort=False)
         for line in _named(outcome, model, task, rows)
     ]
-    majority = labels.metadata_number(metadata, "data", "majority")
-    if majority is not None and others["task"].nunique() == 1:
+    if lines and (majority := majority_of_all(outcome, metadata)) is not None:
         lines.append(_line("  most frequent label", [labels.number(majority, 3), ""], WIDEST))
     return ["For comparison, all heads constant", *lines] if lines else []
 

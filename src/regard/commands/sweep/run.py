@@ -263,7 +263,7 @@ def _collect(command: Command, state: SweepState, failed: dict[str, str]) -> Swe
     finished = {key: path for key, path in folders.items() if command.is_finished(path, state.fields[key])}
     record = state.record()
     rows = [
-        {"key": key, **{name: state.fields[key][name] for name in ("seed", *record["vary"])}}
+        {"key": key, **{name: state.fields[key].get(name) for name in ("seed", *record["vary"])}}
         | command.final_metrics(path)
         for key, path in finished.items()
     ]
