@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.data import blocks as module
-from regard.data.blocks import TokenBlocks, pack
+from regard.data.blocks import BlockPacker, TokenBlocks, pack
 from regard.data.texts import _SECTION_SIZE, split_sections
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
@@ -56,6 +56,22 @@ def test_large_vocabularies_take_four_bytes(plain: Any, tmp_path: Path) -> None:
     assert made.metadata.dtype == "uint32"
     assert made.rows(torch.tensor([0])).tolist() == [[plain.convert_tokens_to_ids("extra65999"), 11, EOS]]
     assert made.rows(torch.tensor([0])).max() > 65_535
+
+
+def test_ids_behind_a_gap_take_four_bytes(plain: Any, tmp_path: Path) -> None:
+    """A vocabulary of few tokens may have an id that two bytes do not hold."""
+
+    class Gap:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(plain, name)
+
+        def __len__(self) -> int:
+            return len(plain)
+
+        def get_vocab(self) -> dict[str, int]:
+            return {**plain.get_vocab(), "far": 70_000}
+
+    assert BlockPacker(tmp_path, Gap(), 3, source="here", fingerprint="a").dtype == "uint32"
 
 
 def test_a_vocabulary_of_65_536_takes_two_bytes(plain: Any, tmp_path: Path) -> None:

@@ -357,3 +357,11 @@ def test_the_first_tokens_of_many_documents_may_be_few_documents(plain: Any, tmp
     assert (domain.train.tokens, domain.valid.tokens) == (50, 10)
     (again,) = prepare_corpus([source], plain, **options).domains
     assert again.metadata() == domain.metadata()
+
+
+def test_a_source_says_what_it_is_made_of() -> None:
+    for text in ("a@0.123456789=b.txt", "a@2=b.txt", "a=b.txt,tokens=1000"):
+        assert str(Source.parse(text)) == text
+        assert Source.parse(str(Source.parse(text))) == Source.parse(text)
+    with pytest.raises(UserError, match=r"expected a positive number as the tokens in 'a=b.txt,tokens=0.5'"):
+        Source.parse("a=b.txt,tokens=0.5")

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from regard.data import load_python_documentation, make_text_windows, read_texts
+from regard.data.tables import read_records
 from regard.data.texts import _read_docstrings, _remove_rules
 from regard.errors import UserError
 
@@ -147,3 +148,20 @@ def test_the_documentation_holds_enough_for_the_demo() -> None:
     assert found.input_ids.shape == (100, 64)
     assert found.input_ids[:, 0].eq(tokenizer.cls_token_id).all()
     assert found.input_ids[:, -1].eq(tokenizer.sep_token_id).all()
+
+
+def test_null_is_an_empty_document_and_half_a_pair_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"text": null}\n{"text": "b"}\n')
+    assert read_texts([path]).documents == ("", "b")
+    broken = write(tmp_path / "b.jsonl", '{"text": "a \\ud800 b"}\n')
+    with pytest.raises(UserError, match=r"expected Unicode under 'text' in .*b.jsonl, line 1, got half of a surrogate"):
+        read_texts([broken])
+
+
+def test_a_csv_has_a_header_of_different_names_and_fields_of_any_length(tmp_path: Path) -> None:
+    long = "w " * 100_000
+    path = write(tmp_path / "a.csv", f'\n\ntext,label\n"{long}",a\n')
+    assert [record for _, record in read_records(path)] == [{"text": long, "label": "a"}]
+    twice = write(tmp_path / "b.csv", "text,text,label\nfirst,second,a\n")
+    with pytest.raises(UserError, match=r"expected each column once in .*b.csv, got 'text' twice"):
+        list(read_records(twice))

@@ -134,8 +134,8 @@ def pack(
     """Pack documents into blocks of `length` tokens, or reuse those in `folder`.
 
     Each document ends with the tokenizer's EOS token and may span several blocks; an incomplete last block is dropped.
-    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 for vocabularies up to
-    65,536 tokens, else uint32. Reading stops at `max_tokens`, and `on_progress` gets the number of tokens so far.
+    Blank documents are skipped. Special tokens written out in a text are text. Tokens are uint16 where ids are below
+    65,536, else uint32. Reading stops at `max_tokens`, and `on_progress` gets the number of tokens so far.
 
     Blocks with the same fingerprint, tokenizer and length are reused without reading `documents`; others are replaced.
     `folder` holds the blocks alone, never incomplete ones. With several processes let one pack first:
@@ -169,7 +169,7 @@ class BlockPacker:
         check_eos_token(tokenizer)
         self.folder = Path(folder)
         self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
-        self.length, self.dtype = length, "uint16" if len(tokenizer) <= 1 << 16 else "uint32"
+        self.length, self.dtype = length, "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
         self.metadata: dict[str, Any] = {
             "length": length,
             "dtype": self.dtype,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+import numpy as np
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from regard.errors import UserError, describe_error
 
@@ -27,15 +28,25 @@ class Images:
         return len(self.items)
 
     def read(self, index: int) -> Image.Image:
-        """Return an image in RGB. Raises UserError."""
+        """Return an image in RGB, turned as its EXIF data say. Raises UserError."""
         image = self.items[index]
         if isinstance(image, Image.Image):
-            return image.convert("RGB")
+            return _make_rgb(image, f"image {index}")
         try:
             with Image.open(image) as opened:
-                return opened.convert("RGB")
+                return _make_rgb(opened, str(image))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise UserError(f"images: {image} cannot be read: {describe_error(error)}") from error
+
+
+def _make_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an upright image in RGB; Pillow's own conversion clips more than 8 bits."""
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16"):
+        upright = Image.fromarray((np.asarray(upright).astype(np.uint32) * 255 // 65535).astype(np.uint8))
+    elif upright.mode in ("I", "F"):
+        raise UserError(f"images: expected 8 or 16 bits a channel, {name} has 32 (mode {upright.mode})")
+    return upright.convert("RGB")
 
 
 def read_images(paths: Sequence[str | Path]) -> Images:

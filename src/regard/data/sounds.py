@@ -33,7 +33,7 @@ class Sounds:
         """Return the samples of a sound from −1 to 1, the mean of its channels, at a rate in Hz. Raises UserError."""
         sound = self.items[index]
         if isinstance(sound, Mapping) and {"array", "sampling_rate"} <= set(sound):
-            samples, given = np.asarray(sound["array"], dtype=np.float32), int(sound["sampling_rate"])
+            samples, given = _scale(np.asarray(sound["array"])), int(sound["sampling_rate"])
             samples = samples.mean(int(np.argmin(samples.shape))) if samples.ndim == 2 else samples
         elif isinstance(sound, str | Path):
             samples, given = _read_wave(Path(sound))
@@ -48,6 +48,16 @@ def read_sounds(paths: Sequence[str | Path]) -> Sounds:
     """Find the sounds of files and folders, in the order of their names within a folder. Raises UserError."""
     files = find_files(paths, SUFFIXES, option="audio", noun="sound")
     return Sounds(tuple(files), ", ".join(map(str, paths)), hash_files(files))
+
+
+def _scale(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return samples from −1 to 1; integers are PCM of 8 bits without sign, or of 16 or 32 bits."""
+    if samples.dtype.kind not in "iu":
+        return np.asarray(samples, dtype=np.float32)
+    if samples.dtype not in (np.uint8, np.int16, np.int32):
+        raise UserError(f"audio: expected samples as floats from -1 to 1, int16, int32 or uint8, got {samples.dtype}")
+    middle, largest = (128, 128.0) if samples.dtype == np.uint8 else (0, -float(np.iinfo(samples.dtype).min))
+    return np.asarray((samples.astype(np.float64) - middle) / largest, dtype=np.float32)
 
 
 def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:

@@ -8,6 +8,7 @@ import csv
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -163,6 +164,8 @@ def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line:
     return TableRow(texts, str(label), line)
 
 
+MAX_FIELD = 2**31 - 1
+"""Characters of a field of a CSV file at most; Python's own limit is an eighth of a million."""
 Records = Iterator[tuple[int, dict[str, Any]]]  # line number (for .parquet the row number, from 1) and values by column
 
 
@@ -177,7 +180,11 @@ def _name_fields(
     """Name the fields of each line by the header, which is the first line by default."""
     for number, fields in lines:
         if header is None:
+            if not fields:
+                continue
             header = fields
+            if twice := next((name for name, count in Counter(header).items() if count > 1), None):
+                raise UserError(f"{option}: expected each column once in {path}, got {twice!r} twice")
         elif fields:
             if len(fields) != len(header):
                 raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
@@ -227,6 +234,7 @@ def read_records(path: Path, option: str = TASK) -> Records:
 
 def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
     """Iterate over line numbers, on which records end, and fields of comma-separated values with quotes."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_FIELD))
     reader = csv.reader((f"{line}\n" for line in read_text_lines(path, option)), strict=True)
     try:
         for fields in reader:

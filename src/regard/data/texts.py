@@ -64,10 +64,20 @@ def _read_text_column(path: Path, option: str) -> Iterator[str]:
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
         location = f"{path}, {'row' if is_parquet else 'line'} {number}"
         check_columns(["text"], record, location, option)
-        text = "" if is_parquet and record["text"] is None else record["text"]
+        text = "" if record["text"] is None else record["text"]
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")
+        if not _is_unicode(text):
+            raise UserError(f"{option}: expected Unicode under 'text' in {location}, got half of a surrogate pair")
         yield text
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]:
@@ -214,11 +224,11 @@ class Source:
             where,
             _parse_positive(match["weight"], "weight", text) if match and match["weight"] is not None else 1.0,
             options.get("valid"),
-            int(_parse_positive(options["tokens"], "tokens", text)) if "tokens" in options else None,
+            int(_parse_positive(options["tokens"], "tokens", text, least=1)) if "tokens" in options else None,
         )
 
     def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"@{self.weight:g}"
+        weight = "" if self.weight == 1 else f"@{self.weight!r}".removesuffix(".0")
         valid = "" if self.valid is None else f",valid={self.valid}"
         tokens = "" if self.tokens is None else f",tokens={self.tokens}"
         return f"{self.name}{weight}={self.where}{valid}{tokens}"
@@ -306,11 +316,11 @@ def _default_name(where: str) -> str:
     return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])
 
 
-def _parse_positive(text: str, name: str, source: str) -> float:
+def _parse_positive(text: str, name: str, source: str, *, least: float = 0) -> float:
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
+    if not 0 < number < float("inf") or number < least:
         raise UserError(f"data: expected a positive number as the {name} in '{source}', got '{text}'")
     return number

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,3 +114,15 @@ def common_tokens(tokenizer: Any) -> frozenset[int]:
             if letters and all(unicodedata.category(letter).startswith("P") for letter in letters):
                 ids.add(token_id)
     return frozenset(ids)
+
+
+@contextmanager
+def truncating_end(tokenizer: Any) -> Iterator[None]:
+    """Keep the beginning of texts that are too long, whatever side the tokenizer cuts by itself."""
+    side = getattr(tokenizer, "truncation_side", None)
+    try:
+        tokenizer.truncation_side = "right"
+        yield
+    finally:
+        if side is not None:
+            tokenizer.truncation_side = side

@@ -94,6 +94,21 @@ def test_probabilities_are_the_models_without_and_with_replaced_heads(
     )
 
 
+def test_one_output_is_a_number_and_several_labels_are_each_by_itself(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    for name, given in (("one", {"num_labels": 1}), ("several", {"problem_type": "multi_label_classification"})):
+        model = tf.BertForSequenceClassification(tf.BertConfig(**SIZES, **given)).eval()
+        model.save_pretrained(tmp_path / name)
+        tokenizer().save_pretrained(tmp_path / name)
+        answer = ask(Session(opened(str(tmp_path / name)), None, 64))["prediction"]
+        logits = outputs(model, TEXT).logits[0]
+        if name == "one":
+            assert answer["rows"] == []
+            assert answer["more"] == [["Output (LABEL_0)", pytest.approx([float(logits)] * 2, abs=1e-5)]]
+        else:
+            assert dict(answer["rows"])["LABEL_1"][0] == pytest.approx(float(logits[1].sigmoid()), abs=1e-5)
+
+
 def test_a_model_without_a_head_is_compared_by_its_states(tmp_path: Path) -> None:
     session, model, pair = Session(opened(saved("states", tmp_path)), None, 64), make("states"), "red blue"
     answer = ask(session, TEXT, pair, encoder_0_1="toeplitz")

@@ -211,6 +211,15 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
         regard.look(model, tokenizer)
 
 
+def test_the_beginning_is_read_whatever_side_a_tokenizer_cuts() -> None:
+    backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    cutting = tf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", truncation_side="left")
+    found = regard.look(make("bert"), cutting, words(12), length=4)
+    assert found.panes[0]["sites"][0]["tokens"] == words(12).split()[:4]
+    assert cutting.truncation_side == "left"
+
+
 def test_a_look_shows_itself_in_a_notebook(tokenizer: Any) -> None:
     found = regard.look(make("bert"), tokenizer, words(5))
     frame = Parsed(found._repr_html_())

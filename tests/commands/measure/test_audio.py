@@ -12,6 +12,7 @@ import transformers
 import regard
 from regard.commands.measure.result import MeasureResult
 from regard.data import read_sounds
+from regard.data.sounds import Sounds
 from regard.errors import UserError
 from regard.models import processors
 from tests.tiny_audio import RATE, make_qwen_audio, make_tones, make_wav2vec2, make_whisper
@@ -156,3 +157,13 @@ def test_an_extractor_whose_processor_has_no_tokenizer_is_read(folder: Path, mon
         monkeypatch.setattr(processors.AutoProcessor, "from_pretrained", fail)
         extractor = processors.load_processor(folder / "wav2vec2", "wav2vec2", "audio", trust_remote_code=False)
         assert isinstance(extractor, transformers.Wav2Vec2FeatureExtractor)
+
+
+@pytest.mark.parametrize(
+    "kind, values", [("int16", [-32768, 16384]), ("int32", [-(2**31), 2**30]), ("uint8", [0, 192])]
+)
+def test_whole_numbers_are_pcm(kind: str, values: list[int]) -> None:
+    sounds = Sounds(({"array": np.array(values, kind), "sampling_rate": 8000},), "here")
+    assert sounds.read(0, 8000).tolist() == [-1.0, 0.5]
+    with pytest.raises(UserError, match="expected samples as floats from -1 to 1, int16, int32 or uint8, got int64"):
+        Sounds(({"array": np.array(values, "int64"), "sampling_rate": 8000},), "here").read(0, 8000)

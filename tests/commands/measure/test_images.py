@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -218,3 +219,20 @@ def test_a_model_without_an_image_processor(tiny: Callable[[str], Path], folder:
         regard.measure(model, images=[])
     with pytest.raises(UserError, match="images: expected neither texts nor another input"):
         regard.measure(model, images=photos, texts=["one"])
+
+
+def test_images_are_upright_and_keep_sixteen_bits(tmp_path: Path) -> None:
+    turned = Image.new("L", (6, 3))
+    turned.putpixel((0, 0), 255)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it to the right to see it upright
+    turned.save(tmp_path / "turned.png", exif=exif)
+    ramp = np.linspace(0, 65535, 16).astype(np.uint16).reshape(4, 4)
+    Image.fromarray(ramp).save(tmp_path / "ramp.png")
+    Image.fromarray(ramp.astype(np.float32)).save(tmp_path / "real.tif")
+    files = read_images([tmp_path / name for name in ("turned.png", "ramp.png", "real.tif")])
+    upright = files.read(0)
+    assert (upright.size, upright.getpixel((2, 0))) == ((3, 6), (255, 255, 255))
+    assert np.asarray(files.read(1))[..., 0].reshape(-1).tolist() == list(range(0, 256, 17))
+    with pytest.raises(UserError, match=r"expected 8 or 16 bits a channel, .*real.tif has 32"):
+        files.read(2)

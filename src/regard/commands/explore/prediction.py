@@ -30,12 +30,14 @@ class Prediction:
 
     Attributes:
         probabilities: Of classes or words; NaN for a class that is not possible.
+        score: Of a model with one output: its number.
         loss: Mean cross-entropy of the text's own words after the first, in nats.
         state: Mean of the last hidden states (width).
         cosine: Of the mean states of two texts.
     """
 
     probabilities: Tensor | None = None
+    score: float | None = None
     loss: float | None = None
     state: Tensor | None = None
     cosine: float | None = None
@@ -48,7 +50,11 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
         cosine = None if of_pair is None else float(cosine_similarity(state, _mean_state(of_pair), dim=0))
         return Prediction(state=state, cosine=cosine)
     logits = outputs.logits[0].double().cpu()
+    if stage.kind == "class" and len(stage.classes) == 1:
+        return Prediction(score=float(logits))
     if stage.kind == "class":
+        if getattr(stage.loaded.model.config, "problem_type", None) == "multi_label_classification":
+            return Prediction(probabilities=logits.sigmoid())
         banned = torch.tensor([name is None for name in stage.classes])
         shares = logits.masked_fill(banned, -torch.inf).softmax(-1)
         return Prediction(probabilities=shares.masked_fill(banned, torch.nan))
@@ -81,6 +87,8 @@ def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:
             values = [None if one.probabilities is None else _number(one.probabilities[index]) for one in told]
             rows.append([_name(stage, index), values])
     more: list[list[Any]] = []
+    if any(one.score is not None for one in told):
+        more.append([f"Output ({stage.classes[0]})", [_number(one.score) for one in told]])
     if any(one.loss is not None for one in told):
         more.append(["Mean loss of the text, in nats a token", [_number(one.loss) for one in told]])
     if stage.kind == "states":

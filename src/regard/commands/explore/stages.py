@@ -17,6 +17,7 @@ from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.learnt_model import LearntModel
 from regard.continual.models import LINEAGE
 from regard.continual.network import Network
+from regard.data.tokenizers import truncating_end
 from regard.errors import UserError
 from regard.hooks import find_attention_layers
 from regard.hooks.fidelity import verify_routing
@@ -66,7 +67,9 @@ class Stage:
         """Return the arguments of a forward for a text, or two in one input, and how many tokens there are in all."""
         tokenizer, both = self.loaded.tokenizer, (text, pair) if pair else (text,)
         number = len(tokenizer(*both, verbose=False)["input_ids"])
-        encoded = tokenizer(*both, truncation=True, max_length=limit, return_tensors="pt").to(self.loaded.model.device)
+        with truncating_end(tokenizer):
+            encoded = tokenizer(*both, truncation=True, max_length=limit, return_tensors="pt")
+        encoded = encoded.to(self.loaded.model.device)
         if encoded["input_ids"].shape[1] < 2:
             raise UserError("text: expected at least two tokens")
         if self.kind == "class":

@@ -20,6 +20,7 @@ from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.data import Images
+from regard.data.tokenizers import truncating_end
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
@@ -190,7 +191,8 @@ def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> t
     number = len(tokenizer(text, verbose=False)["input_ids"])
     limits = [config.length, models.maximum_length(loaded.model, tokenizer)]
     limit = min(limit for limit in limits if limit is not None)
-    ids = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
+    with truncating_end(tokenizer):
+        ids = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
     if ids.shape[1] < 2:
         raise UserError("text: expected at least two tokens")
     if ids.shape[1] < number:
