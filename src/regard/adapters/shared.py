@@ -327,12 +327,15 @@ class SharedAdapters(AdapterModel):
         return torch.cat(weights)
 
     def _mean_loss(self, batches: Batches, loss: Callable[..., Any] | None) -> float:
-        total, num_rows = 0.0, 0
+        total, num_losses = 0.0, 0
         with eval_mode(self):
             for batch in batches:
                 count = len(next(iter(batch.values()))) if loss is not None else count_losses(self.model, batch)
-                total, num_rows = total + float(self._batch_loss(batch, loss)) * count, num_rows + count
-        return total / num_rows
+                if count:
+                    total, num_losses = total + float(self._batch_loss(batch, loss)) * count, num_losses + count
+        if not num_losses:
+            raise UserError("batches: expected at least one label, got none")
+        return total / num_losses
 
 
 def count_losses(model: Any, batch: Mapping[str, Any]) -> int:

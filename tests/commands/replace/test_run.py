@@ -290,11 +290,13 @@ def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path
     """Their rows are zeros: such a token attends to nothing."""
     rows = [{"text": f"w{n % 9} w2 w3", "label": "xy"[n % 2]} for n in range(40)]
     (tmp_path / "short.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    given: dict[str, Any] = {"dynamic_fractions": (1, 0), "constants": "average", "rank_heads_by": "first-layers"}
+    given: dict[str, Any] = {"dynamic_fractions": (0,), "rank_heads_by": "input-dependence", "num_seeds": 1}
+    replaced(tiny, tmp_path / "short.jsonl", tmp_path / "one", **given).save(tmp_path / "short")
+    given["constants_from"] = tmp_path / "short" / "constants.safetensors"
     with pytest.warns(
-        UserWarning, match=r"constants: the averages are of \d tokens of a text at most; \d+ of 12 evalu"
+        UserWarning, match=r"constants: the averages are of 5 tokens of a text at most; \d+ of \d+ evalu"
     ):
-        replaced(tiny, reviews, tmp_path / "work", constants_from=str(tmp_path / "short.jsonl"), **given)
+        replaced(tiny, reviews, tmp_path / "two", **given)
 
 
 @pytest.mark.exhaustive
