@@ -165,3 +165,6 @@ def test_a_csv_has_a_header_of_different_names_and_fields_of_any_length(tmp_path
     twice = write(tmp_path / "b.csv", "text,text,label\nfirst,second,a\n")
     with pytest.raises(UserError, match=r"expected each column once in .*b.csv, got 'text' twice"):
         list(read_records(twice))
+    old = write(tmp_path / "c.csv", "text,label\rfirst,a\r")
+    with pytest.raises(UserError, match=r"expected CSV in .*c.csv, line 1: its lines end in CR alone"):
+        list(read_records(old))

@@ -240,7 +240,8 @@ def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
         for fields in reader:
             yield reader.line_num, fields
     except csv.Error as error:
-        raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {error}") from None
+        problem = "its lines end in CR alone; save it with LF or CR LF" if "new-line" in str(error) else error
+        raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {problem}") from None
 
 
 def read_text_lines(path: Path, option: str = TASK) -> Iterator[str]:

@@ -105,7 +105,7 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
         split = SPLIT_NAMES.get(file.name.split(".")[0])
-        if not file.is_file() or not tables.is_table(file.name):
+        if not file.is_file() or not tables.is_table(file.name) or file.name.startswith("."):
             continue
         if split is None:
             warn_user(f"stream: {file} is not read: expected a name of {', '.join(SPLIT_NAMES)}")

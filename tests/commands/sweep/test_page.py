@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.sweep.means import average, difference, format_mean, name_combination
+from regard.commands.sweep.means import Comparison, average, difference, format_mean, name_combination
 from regard.commands.sweep.page import LINES, over_seeds, sweep_page
 from regard.commands.sweep.words import sweep_summary
 from regard.report.labels import format_signed
@@ -106,6 +106,20 @@ def test_other_seeds_give_welchs_interval() -> None:
     half = T_10 * math.sqrt(sum(variances))
     np.testing.assert_allclose((found.high - found.low) / 2, half, rtol=1e-4)
     np.testing.assert_allclose(found.value, rows.mean() - first.mean())
+
+
+def test_combinations_of_one_name_are_told_apart() -> None:
+    """A list, and a text with a comma: each has its own trials."""
+    table = trials({"x": [1.0, 2.0], "y": [3.0, 5.0]})
+    planned = record(("x", "y"), 2)
+    for trial in planned["trials"]:
+        trial["values"] = {"data": ["a, b"] if trial["key"].startswith("x") else ["a", "b"]}
+    found = Comparison.of(table, planned).combinations
+    assert [(item.name, len(item.rows), item.num_planned) for item in found] == [
+        ("data a, b", 2, 2),
+        ("data a, b (2)", 2, 2),
+    ]
+    assert [item.rows["key"].str[0].unique().tolist() for item in found] == [["x"], ["y"]]
 
 
 def test_one_seed_gives_a_difference_without_interval() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -95,7 +96,7 @@ class Comparison:
     def of(cls, trials: pd.DataFrame, record: Mapping[str, Any]) -> Comparison:
         """Compare the trials of a sweep with this record."""
         planned = record.get("trials", [])
-        names = {trial["key"]: name_combination(trial["values"]) for trial in planned}
+        names = _name_trials(planned)
         combinations = [
             Combination(name, trials[trials["key"].map(names) == name], count)
             for name, count in Counter(names.values()).items()
@@ -109,6 +110,18 @@ class Comparison:
         first, *others = self.combinations
         by_name = [(item.name, difference(first.rows, item.rows, metric)) for item in others if metric not in TIMED]
         return [(name, value) for name, value in by_name if value is not None]
+
+
+def _name_trials(planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the name of each trial's combination by key; one that another combination has gets a number behind it."""
+    names, taken = dict[str, str](), Counter[str]()
+    for trial in planned:
+        values = json.dumps(trial["values"], default=str)
+        if values not in names:
+            name = name_combination(trial["values"])
+            taken[name] += 1
+            names[values] = name if taken[name] == 1 else f"{name} ({taken[name]})"
+    return {trial["key"]: names[json.dumps(trial["values"], default=str)] for trial in planned}
 
 
 def name_combination(values: Mapping[str, Any]) -> str:
