@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,3 +116,23 @@ def test_memory_is_of_a_task_until_it_is_learnt(monkeypatch: pytest.MonkeyPatch)
     assert told == ["reset", "prepare", "finish", "read", "read"] * 2
     assert [row["peak_memory_mib"] for row in ran.rows["cost"]] == [1, 3]
     assert ran.peak_memory == 4
+
+
+def test_the_peak_of_a_resumed_run_is_that_of_all_its_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Broken(Exception):
+        pass
+
+    def stop(_: Learner, num_tasks: int) -> None:
+        if num_tasks == 2:
+            raise Broken
+
+    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+    for peak, on_task in ((100.0, stop), (1.0, None)):
+        monkeypatch.setattr(running, "peak_memory", lambda _, peak=peak: peak)
+        method = Finetune()
+        learner = make_learner(stream(), method, loaded(), ONE, seed=1)
+        if on_task is not None:
+            with pytest.raises(Broken):
+                run_stream(learner, method, folder=tmp_path, on_task=on_task)
+        else:
+            assert run_stream(learner, method, folder=tmp_path, resume=True).peak_memory == 100.0

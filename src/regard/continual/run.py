@@ -112,7 +112,7 @@ def run_stream(
         restored = earlier.restore(learner)
     if restored is not None:
         tasks_trained, method.state, rows = restored
-        run.seconds_before = float(rows.get("seconds", 0.0))
+        run.seconds_before, run.peak_memory = float(rows.get("seconds", 0.0)), float(rows.get("peak_memory", 0.0))
         run.rows = {name: rows.get(name, []) for name in run.rows}
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
@@ -145,7 +145,8 @@ def run_stream(
             with processes.raise_on_all_ranks():
                 if is_main_process():
                     seconds = run.seconds_before + time.perf_counter() - start
-                    rows = {**run.rows, "identity": fingerprint, "seconds": seconds}
+                    costs = {"seconds": seconds, "peak_memory": run.peak_memory}
+                    rows = {**run.rows, "identity": fingerprint, **costs}
                     save(checkpoint_dir, task + 1, learner.network, method.state, rows)
                     shutil.rmtree(_phases_dir(checkpoint_dir, task), ignore_errors=True)
         run.rows["cost"][-1]["saving_seconds"] = time.perf_counter() - saving
