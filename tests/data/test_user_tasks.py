@@ -124,6 +124,14 @@ def test_val_is_dev_and_a_file_of_no_split_is_told(tmp_path: Path) -> None:
     assert all(text[0].startswith("val") for text in stream.tasks[0].dev.texts)
 
 
+def test_half_a_surrogate_pair_is_refused_in_any_column(tmp_path: Path) -> None:
+    """JSON allows it; no hash and no tokenizer does."""
+    row = {"task": "a", "text": "fine \u00e9", "label": "half \ud83d"}
+    path = write(tmp_path / "mine.jsonl", [{**row, "label": "whole \ud83d\ude00"}, row])
+    with pytest.raises(UserError, match=r"expected Unicode under 'label' in .*mine.jsonl, line 2, got half of a surr"):
+        read_stream(path)
+
+
 def test_overlaps_between_own_tasks(tmp_path: Path) -> None:
     rows = [
         row | {"split": split, "text": f"{split} {row['text']}"}

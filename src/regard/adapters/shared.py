@@ -330,7 +330,8 @@ class SharedAdapters(AdapterModel):
         total, num_losses = 0.0, 0
         with eval_mode(self):
             for batch in batches:
-                count = len(next(iter(batch.values()))) if loss is not None else count_losses(self.model, batch)
+                labels = batch.get("labels") if loss is None else None
+                count = _count_losses(self.model, labels, num_rows=len(next(iter(batch.values()))))
                 if count:
                     total, num_losses = total + float(self._batch_loss(batch, loss)) * count, num_losses + count
         if not num_losses:
@@ -338,11 +339,10 @@ class SharedAdapters(AdapterModel):
         return total / num_losses
 
 
-def count_losses(model: Any, batch: Mapping[str, Any]) -> int:
+def _count_losses(model: Any, labels: Any, *, num_rows: int) -> int:
     """Return how many losses a model's own is the mean of: those of tokens with a label, or of rows."""
-    labels = batch.get("labels")
     if not isinstance(labels, Tensor) or labels.is_floating_point():
-        return len(next(iter(batch.values())))
+        return num_rows
     if labels.dim() == 2 and is_language_model(model) and not model.config.is_encoder_decoder:
         labels = labels[:, 1:]  # the first token is predicted from nothing
     return int((labels != IGNORE_INDEX).sum())

@@ -20,7 +20,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.data.texts import Document, split_sections
-from regard.data.tokenizers import check_eos_token, tokenizer_hash
+from regard.data.tokenizers import check_eos_token, largest_id, tokenizer_hash
 from regard.errors import UserError, check_int
 
 BLOCKS = "blocks"
@@ -169,7 +169,7 @@ class BlockPacker:
         check_eos_token(tokenizer)
         self.folder = Path(folder)
         self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
-        self.length, self.dtype = length, "uint16" if max(tokenizer.get_vocab().values()) < 1 << 16 else "uint32"
+        self.length, self.dtype = length, "uint16" if largest_id(tokenizer) < 1 << 16 else "uint32"
         self.metadata: dict[str, Any] = {
             "length": length,
             "dtype": self.dtype,

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from regard.data.rows import add_row_hashes, hash_text
-from regard.data.stream import SPLITS, ClassificationTask, Split, Stream, TextPairs, TextTask
+from regard.data.rows import add_row_hashes, hash_rows
+from regard.data.stream import SPLITS, ClassificationTask, Split, Stream, TextTask
 from regard.errors import UserError
 
 PARTS, SHARED = "parts", "rows_shared_by_parts"
@@ -76,21 +76,13 @@ def _drop_shared_rows(
 
 
 def _keys(tasks: Sequence[ClassificationTask | TextTask], splits: Sequence[Split]) -> set[str]:
-    return {key for task in tasks for split in splits for key in _row_keys(task.split(split))}
-
-
-def _row_keys(rows: Any) -> list[str]:
-    return [hash_text((text,) if isinstance(text, str) else text) for text in _texts(rows)]
-
-
-def _texts(rows: Any) -> Sequence[Any]:
-    return rows.inputs if isinstance(rows, TextPairs) else rows.texts
+    return {key for task in tasks for split in splits for key in hash_rows(task.split(split))}
 
 
 def _without(task: ClassificationTask | TextTask, split: Split, banned: Collection[str]) -> Any:
     """Return the rows of a split that are not banned. Raises UserError if none is left."""
     rows: Any = task.split(split)
-    kept = [index for index, key in enumerate(_row_keys(rows)) if key not in banned]
+    kept = [index for index, key in enumerate(hash_rows(rows)) if key not in banned]
     if len(rows) and not kept:
         raise UserError(f"stream: all {split} rows of {task.name} are in other splits of the tasks before it")
     return replace(rows, **{one.name: tuple(getattr(rows, one.name)[index] for index in kept) for one in fields(rows)})

@@ -29,7 +29,8 @@ class TextKey(NamedTuple):
         """Make the key of all texts, or by `match_last` of the last unless it is blank."""
         if match_last and texts[-1].strip():
             texts = texts[-1:]
-        return cls(hash_words(texts), hash_text(texts))
+        text = _normalize(texts)
+        return cls(_hash(_keep_words(text)), _hash(text))
 
 
 class LabeledRow(NamedTuple):
@@ -96,12 +97,20 @@ def hash_text(texts: Sequence[str]) -> str:
 
 def hash_words(texts: Sequence[str]) -> str:
     """Hash texts without regard to punctuation and signs either, unless there is nothing else."""
-    text = _normalize(texts)
+    return _hash(_keep_words(_normalize(texts)))
+
+
+def hash_rows(rows: Examples | TextPairs) -> list[str]:
+    """Hash the text of each row, as `hash_text`."""
+    return [hash_text(texts) for texts in (rows.texts if isinstance(rows, Examples) else zip(rows.inputs))]
+
+
+def _keep_words(text: str) -> str:
     if text.isascii():
         words = _NON_WORD.sub(" ", text)
     else:  # keep letters, marks and digits
         words = "".join(sign if unicodedata.category(sign)[0] in "LMN" else " " for sign in text)
-    return _hash(" ".join(words.split()) or text)
+    return " ".join(words.split()) or text
 
 
 def _normalize(texts: Sequence[str]) -> str:

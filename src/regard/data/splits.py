@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.data.examples import Examples
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_text
-from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextPairs, TextTask
+from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_rows
+from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.errors import UserError
 
 DEV_FRACTION = 0.1  # fraction of each class that is held out of training rows if there is no dev split
@@ -20,8 +19,8 @@ DEV_FRACTION = 0.1  # fraction of each class that is held out of training rows i
 
 def check_disjoint(task: ClassificationTask | TextTask) -> None:
     """Raise UserError if dev rows, on which something is selected, are test rows as well."""
-    test_keys = set(_hash_texts(task.test))
-    shared = sum(key in test_keys for key in _hash_texts(task.dev))
+    test_keys = set(hash_rows(task.test))
+    shared = sum(key in test_keys for key in hash_rows(task.dev))
     if shared:
         raise UserError(f"selection: expected dev rows of {task.name!r} that are no test rows, got {shared} that are")
 
@@ -57,7 +56,7 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
         if len(keys) <= len(fractions):
             required = f"at least {len(fractions) + 1} texts of {label!r} in {name}"
             raise UserError(f"stream: expected {required}, one for each split, got {len(keys)}")
-        keys.sort(key=lambda key: (hash_rank("split", seed, key.words), key))
+        keys.sort(key=lambda key: _rank("split", seed, key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):
             start = end - max(1, int(fraction * len(keys)))
@@ -184,21 +183,17 @@ def _count_repeated(rows: LabeledRows) -> int:
     return len(rows) - len({row.key for row in rows})
 
 
-def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
-    def rank(key: TextKey) -> tuple[bytes, TextKey]:
-        return hash_rank("rows", seed, key.words), key
+def _rank(purpose: str, seed: int, key: TextKey) -> tuple[bytes, TextKey]:
+    return hash_rank(purpose, seed, key.words), key
 
+
+def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
     class_sizes: Counter[str] = Counter()
     ranks = [0] * len(rows)
-    for index in sorted(range(len(rows)), key=lambda index: rank(rows[index].key)):
+    for index in sorted(range(len(rows)), key=lambda index: _rank("rows", seed, rows[index].key)):
         ranks[index] = class_sizes[rows[index].label]
         class_sizes[rows[index].label] += 1
     return ranks
-
-
-def _hash_texts(rows: Examples | TextPairs) -> list[str]:
-    texts = rows.texts if isinstance(rows, Examples) else tuple((text,) for text in rows.inputs)
-    return [hash_text(row) for row in texts]
 
 
 def compare_splits(

@@ -202,7 +202,18 @@ def _read_jsonl(path: Path, option: str) -> Records:
             raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
             raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
+        if broken := next((name for name in record if "\\u" in line and not _is_unicode(record[name])), None):
+            location = f"under '{broken}' in {path}, line {number}"
+            raise UserError(f"{option}: expected Unicode {location}, got half of a surrogate pair")
         yield number, record
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_parquet(path: Path, option: str, columns: Sequence[str] = ()) -> Records:

@@ -67,17 +67,7 @@ def _read_text_column(path: Path, option: str) -> Iterator[str]:
         text = "" if record["text"] is None else record["text"]
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")
-        if not _is_unicode(text):
-            raise UserError(f"{option}: expected Unicode under 'text' in {location}, got half of a surrogate pair")
         yield text
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]:

@@ -3,8 +3,7 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +58,14 @@ def read_tokenizer(name: str | Path) -> Any:
     return tokenizer
 
 
+def largest_id(tokenizer: Any) -> int:
+    """Return the largest id of a vocabulary, which may have gaps; −1 of an empty one."""
+    return int(max(tokenizer.get_vocab().values(), default=-1))
+
+
 def check_tokenizer(tokenizer: Any, vocab_size: int) -> None:
     """Raise UserError if the tokenizer has ids outside of a model's vocabulary, or no EOS token."""
-    largest = max(tokenizer.get_vocab().values())
+    largest = largest_id(tokenizer)
     if largest >= vocab_size:
         allowed = f"got ids up to {largest}; a vocabulary of {largest + 1} or more is allowed"
         raise UserError(f"tokenizer: expected ids under the model's vocabulary of {vocab_size}, {allowed}")
@@ -116,13 +120,17 @@ def common_tokens(tokenizer: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-@contextmanager
-def truncating_end(tokenizer: Any) -> Iterator[None]:
-    """Keep the beginning of texts that are too long, whatever side the tokenizer cuts by itself."""
-    side = getattr(tokenizer, "truncation_side", None)
+def encode_beginning(tokenizer: Any, *texts: str, limit: int) -> tuple[Any, int]:
+    """Encode the first tokens of a text, or of two in one input; return them and how many there are in all.
+
+    Tokenizers that cut the beginning of what is too long cut its end here. Raises UserError for fewer than two tokens.
+    """
+    number, side = len(tokenizer(*texts, verbose=False)["input_ids"]), tokenizer.truncation_side
     try:
         tokenizer.truncation_side = "right"
-        yield
+        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_tensors="pt")
     finally:
-        if side is not None:
-            tokenizer.truncation_side = side
+        tokenizer.truncation_side = side
+    if encoded["input_ids"].shape[1] < 2:
+        raise UserError("text: expected at least two tokens")
+    return encoded, number

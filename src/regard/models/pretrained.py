@@ -23,6 +23,7 @@ from transformers import (
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import modeling_auto
 
+from regard.data.tokenizers import largest_id
 from regard.errors import UserError
 from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
@@ -283,7 +284,7 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts
     rows = getattr(table, "num_embeddings", None)
     if rows is None:  # of patches, in a model that reads images alone
         return
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    highest = largest_id(tokenizer)
     if not 0 <= highest < rows:
         sizes = f"its ids go up to {highest}, the model's embedding has {rows} rows"
         raise UserError(f"model: the tokenizer of '{name}' does not belong to it: {sizes}")

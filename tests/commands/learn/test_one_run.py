@@ -53,6 +53,21 @@ def gated() -> LearnResult:
         return learn(stream(), ["sapt", "finetune"], loaded(), **SAPT)
 
 
+class Interrupted(Exception):
+    pass
+
+
+def learn_until(task: int, phase: str, method: str, **given: Any) -> None:
+    """Learn the stream up to a phase of a task, where the run is interrupted."""
+
+    def stop(told: Progress) -> None:
+        if (told.event.task_index, told.event.phase) == (task, phase):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        learn(stream(), method, loaded(), on_progress=stop, **given)
+
+
 # -- gates ------------------------------------------------------------------------------------------------
 
 
@@ -88,16 +103,8 @@ def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
 
 
 def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult, tmp_path: Path) -> None:
-    class Broken(Exception):
-        pass
-
-    def stop(told: Progress) -> None:
-        if (told.event.task_index, told.event.phase) == (3, "fine-tuning"):
-            raise Broken
-
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
-    with pytest.raises(Broken):
-        learn(stream(), "sapt", loaded(), on_progress=stop, **given)
+    learn_until(3, "fine-tuning", "sapt", **given)
     told: list[Progress] = []
     found = learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
     assert [one.event.task_index for one in told if one.event.phase == TASK_END] == [3]
@@ -108,17 +115,8 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
 
 def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:
     """InfLoRA trains one of the two matrices of an adapter."""
-
-    class Broken(Exception):
-        pass
-
-    def stop(told: Progress) -> None:
-        if (told.event.task_index, told.event.phase) == (3, TASK_END):
-            raise Broken
-
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
-    with pytest.raises(Broken):
-        learn(stream(), "inflora", loaded(), on_progress=stop, **given)
+    learn_until(3, TASK_END, "inflora", **given)
     found = learn(stream(), "inflora", loaded(), resume=True, **given)
     whole = learn(stream(), "inflora", loaded(), **SAPT)
     assert len(whole.interference) == 6
@@ -131,16 +129,8 @@ def test_no_interference_of_what_does_not_answer() -> None:
 
 
 def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
-    class Broken(Exception):
-        pass
-
-    def stop(told: Progress) -> None:
-        if (told.event.task_index, told.event.phase) == (2, TASK_END):
-            raise Broken
-
     given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work_dir": tmp_path}
-    with pytest.raises(Broken):
-        learn(stream(), "sapt", loaded(), on_progress=stop, **given)
+    learn_until(2, TASK_END, "sapt", **given)
     told: list[Progress] = []
     learn(stream(), "sapt", loaded(), resume=True, on_progress=told.append, **given)
     assert {one.event.task_index for one in told} == {3}

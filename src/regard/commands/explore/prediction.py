@@ -50,9 +50,9 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
         cosine = None if of_pair is None else float(cosine_similarity(state, _mean_state(of_pair), dim=0))
         return Prediction(state=state, cosine=cosine)
     logits = outputs.logits[0].double().cpu()
-    if stage.kind == "class" and len(stage.classes) == 1:
-        return Prediction(score=float(logits))
     if stage.kind == "class":
+        if len(stage.classes) == 1:
+            return Prediction(score=float(logits))
         if getattr(stage.loaded.model.config, "problem_type", None) == "multi_label_classification":
             return Prediction(probabilities=logits.sigmoid())
         banned = torch.tensor([name is None for name in stage.classes])

@@ -17,7 +17,7 @@ from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.learnt_model import LearntModel
 from regard.continual.models import LINEAGE
 from regard.continual.network import Network
-from regard.data.tokenizers import truncating_end
+from regard.data.tokenizers import encode_beginning
 from regard.errors import UserError
 from regard.hooks import find_attention_layers
 from regard.hooks.fidelity import verify_routing
@@ -65,13 +65,8 @@ class Stage:
 
     def encode(self, text: str, pair: str, limit: int) -> tuple[dict[str, Any], int]:
         """Return the arguments of a forward for a text, or two in one input, and how many tokens there are in all."""
-        tokenizer, both = self.loaded.tokenizer, (text, pair) if pair else (text,)
-        number = len(tokenizer(*both, verbose=False)["input_ids"])
-        with truncating_end(tokenizer):
-            encoded = tokenizer(*both, truncation=True, max_length=limit, return_tensors="pt")
+        encoded, number = encode_beginning(self.loaded.tokenizer, text, *([pair] if pair else []), limit=limit)
         encoded = encoded.to(self.loaded.model.device)
-        if encoded["input_ids"].shape[1] < 2:
-            raise UserError("text: expected at least two tokens")
         if self.kind == "class":
             inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
         else:

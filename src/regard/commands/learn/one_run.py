@@ -17,13 +17,14 @@ from regard.commands.learn.heads import HEAD, chosen_head
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.references import LORA, describe_references
 from regard.continual.adapter_network import AdapterNetwork
+from regard.continual.costs import count_examples
 from regard.continual.diagnostics import diagnose
 from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
 from regard.continual.gradient_interference import compute_gradients, make_interference_table
 from regard.continual.harness import make_evaluation
 from regard.continual.held_out import make_held_out
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.models import INDEX, TaskDeltas
 from regard.continual.network import INPUTS
@@ -383,7 +384,7 @@ def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> l
         learner.network.to(learner.device),
         [_sample_batches(learner, config, task) for task in tasks],
         lambda network, batch: learner.cross_entropy(network(batch), batch),
-        lambda batch: int((batch["labels"] != IGNORE_INDEX).sum()),
+        count_examples,
         parameters=trained,
     )
     if not gradients.any():

@@ -20,7 +20,7 @@ from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.data import Images
-from regard.data.tokenizers import truncating_end
+from regard.data.tokenizers import encode_beginning
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
@@ -187,14 +187,10 @@ def look_at_inputs(
 def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"text: expected a text, got {'none' if text is None else repr(text)[:40]}")
-    tokenizer, notes = loaded.tokenizer, []
-    number = len(tokenizer(text, verbose=False)["input_ids"])
-    limits = [config.length, models.maximum_length(loaded.model, tokenizer)]
+    notes, limits = [], [config.length, models.maximum_length(loaded.model, loaded.tokenizer)]
     limit = min(limit for limit in limits if limit is not None)
-    with truncating_end(tokenizer):
-        ids = tokenizer(text, truncation=True, max_length=limit, return_tensors="pt")["input_ids"]
-    if ids.shape[1] < 2:
-        raise UserError("text: expected at least two tokens")
+    encoded, number = encode_beginning(loaded.tokenizer, text, limit=limit)
+    ids = encoded["input_ids"]
     if ids.shape[1] < number:
         notes.append(f"The text has {number:,} tokens, of which the first {ids.shape[1]:,} are read.")
     data = {"text": text[:200], "characters": len(text), "tokens": number, "read": ids.shape[1], "notes": notes}

@@ -337,4 +337,4 @@ def vocab_size(config: PretrainConfig, tokenizer: Any) -> int:
     """Return the size of the model's vocabulary: that of a trained tokenizer; of others the configuration's, if any."""
     if config.tokenizer != TRAIN_TOKENIZER and config.vocab_size is not None:
         return config.vocab_size
-    return int(max(tokenizer.get_vocab().values())) + 1
+    return tokenizers.largest_id(tokenizer) + 1

@@ -146,7 +146,7 @@ def _sources(outcome: Outcome, majority: float | None) -> Section:
         f"Mean score ± 95 % over {outcome.units} with {words.describe_fraction(float(fewest))}, and the relative drop."
     )
     table = _by_task(outcome, drops, "Constants", "no head constant")
-    if majority is not None and len(drops) and drops["task"].nunique() == 1:
+    if majority is not None and len(drops):
         rows = [*table.rows, ("majority", "the most frequent label alone", [labels.number(majority, 3)])]
         table = replace(table, rows=rows)
     return Section("sources", "Sources of constants", [table], about)

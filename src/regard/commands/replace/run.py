@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
-import torch
 from transformers import PreTrainedModel
 
 from regard import models
@@ -289,10 +288,7 @@ def _warn_of_unreached_tokens(averages: Constants, valid: Encoded) -> None:
     if not averages.counts:
         return
     reached = next(iter(averages.counts.values())).diagonal() > 0
-    mask = valid.attention_mask.sum(1)[:, None] > torch.arange(len(reached))
-    if valid.layout == "paper":
-        mask = valid.attention_mask.bool()
-    if num_texts := int((mask & ~reached[: mask.shape[1]]).any(1).sum()):
+    if num_texts := int((valid.attention_mask & ~reached).any(1).sum()):
         warn_user(
             f"constants: the averages are of {int(reached.sum())} tokens of a text at most; {num_texts} of "
             f"{len(valid)} evaluated texts are longer, and get no attention behind them"

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -15,6 +14,7 @@ from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Floats, check_table
 from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
+from regard.runs.model_card import public_name
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
 TEXT_PARTS = "text parts"
@@ -184,7 +184,7 @@ class Outcome:
         self.main = self.drops[is_main]
         self.operations = self.drops[self.drops["rank_heads_by"] == ATTENTION]
         self.multiple_models = scores["model"].nunique() > 1
-        self.model_names = _shorten(scores["model"].unique())
+        self.model_names = _shorten(list(map(str, scores["model"].unique())))
         """What models are called: of a path its last part, where that tells them apart."""
         over_parts = _widths(scores, "half_width").notna()
         self.units = TEXT_PARTS if over_parts.all() else f"seeds or {TEXT_PARTS}" if over_parts.any() else "seeds"
@@ -192,9 +192,9 @@ class Outcome:
 
 
 def _shorten(models: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each path, and ids of a hub; whole ones where that does not tell them apart."""
-    short = {model: Path(model).name if len(Path(model).parts) > 2 else str(model) for model in models}
-    return short if len(set(short.values())) == len(short) else {model: str(model) for model in models}
+    """Return the ids of a hub and the last parts of paths; whole paths where that does not tell them apart."""
+    short = {model: public_name(model) for model in models}
+    return short if len(set(short.values())) == len(short) else {model: model for model in models}
 
 
 def fraction_name(fraction: float) -> str:

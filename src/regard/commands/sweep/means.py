@@ -114,14 +114,15 @@ class Comparison:
 
 def _name_trials(planned: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return the name of each trial's combination by key; one that another combination has gets a number behind it."""
-    names, taken = dict[str, str](), Counter[str]()
+    by_key, by_values, taken = dict[str, str](), dict[str, str](), Counter[str]()
     for trial in planned:
         values = json.dumps(trial["values"], default=str)
-        if values not in names:
+        if values not in by_values:
             name = name_combination(trial["values"])
             taken[name] += 1
-            names[values] = name if taken[name] == 1 else f"{name} ({taken[name]})"
-    return {trial["key"]: names[json.dumps(trial["values"], default=str)] for trial in planned}
+            by_values[values] = name if taken[name] == 1 else f"{name} ({taken[name]})"
+        by_key[trial["key"]] = by_values[values]
+    return by_key
 
 
 def name_combination(values: Mapping[str, Any]) -> str:
