@@ -23,6 +23,7 @@ from regard.errors import UserError
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants
 from regard.models import RegardConfig, RegardForCausalLM, load
+from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]
@@ -50,6 +51,15 @@ def causal(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture
+def long(documents: list[str], tmp_path: Path) -> dict[str, Any]:
+    """Options of a conversion without training whose text has more held-out rows than an interval has parts."""
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join(documents * 20), encoding="utf-8")
+    options = {"eval_samples": 24, "layer_steps": 0, "model_steps": 0, "batch_size": 5}
+    return {**SMALL, **options, "text": [str(path)], "cache": tmp_path / "cache"}
 
 
 @pytest.fixture
@@ -107,7 +117,7 @@ def test_the_same_attention_matches_from_the_start(causal: str) -> None:
     rows = torch.randint(5, 30, (3, 12))
     match = LayerMatch(model, [f"model.layers.{layer}.self_attn" for layer in range(2)])
     with match.installed(student):
-        match.measure_scales(rows)
+        match.measure_scales([rows])
         loss = match.loss(student, {"input_ids": rows})
     assert float(loss.detach()) < 1e-9
 
@@ -119,7 +129,7 @@ def test_layers_are_matched_without_dropout() -> None:
     rows = torch.randint(5, 30, (3, 12))
     match = LayerMatch(model, [f"transformer.h.{layer}.attn" for layer in range(2)])
     with match.installed(student):
-        match.measure_scales(rows)
+        match.measure_scales([rows])
         assert float(match.loss(student, {"input_ids": rows}).detach()) < 1e-9
     assert student.training
 
@@ -151,7 +161,7 @@ def test_the_error_of_a_layer_is_on_the_hidden_states_of_the_teacher(causal: str
         handle.remove()
     match = LayerMatch(model, names)
     with match.installed(student), torch.no_grad():
-        match.measure_scales(rows)
+        match.measure_scales([rows])
         total = match.loss(student, {"input_ids": rows})
     for name in names:
         assert float(match.errors[name]) == pytest.approx(float(expected[name]), rel=1e-5)
@@ -166,13 +176,43 @@ def test_the_gradient_of_a_layer_is_of_its_own_error(causal: str) -> None:
     rows = {"input_ids": torch.randint(5, 30, (3, 12))}
     match = LayerMatch(model, names)
     with match.installed(student):
-        match.measure_scales(rows["input_ids"])
+        match.measure_scales([rows["input_ids"]])
         match.loss(student, rows)
         first = student.get_submodule(names[0]).q_proj.weight
         (of_second,) = torch.autograd.grad(match.errors[names[1]], first, retain_graph=True, allow_unused=True)
         (of_first,) = torch.autograd.grad(match.errors[names[0]], first)
     assert of_second is None or not of_second.any()
     assert of_first.any()
+
+
+def test_errors_of_layers_are_relative_to_all_held_out_rows(causal: str, long: dict[str, Any], tmp_path: Path) -> None:
+    """Written out for the first layer, whose input is the teacher's in both: Σ|o − o*|² / Σ|o*|²."""
+    found = convert(causal, **long)
+    rows = _held_out(found, causal, long, tmp_path)
+    assert len(rows) > long["batch_size"]
+    model = load(causal, language_model=True).model
+    student = replaced(model, "sigmoid")
+    outputs = []
+    for one in (model, student):
+        attention = one.get_submodule("model.layers.0.self_attn")
+        handle = attention.register_forward_hook(lambda _module, _inputs, output: outputs.append(output[0].double()))
+        with torch.no_grad():
+            one(rows)
+        handle.remove()
+    expected, output = outputs
+    error = float((output - expected).square().sum() / expected.square().sum())
+    assert found.layers["relative_error"].iloc[0] == pytest.approx(error, rel=1e-4)
+
+
+def test_intervals_are_over_parts_of_the_held_out_rows(causal: str, long: dict[str, Any], tmp_path: Path) -> None:
+    found = convert(causal, **long)
+    rows = _held_out(found, causal, long, tmp_path)
+    assert len(rows) > 10
+    losses = row_losses(load(causal, language_model=True).model, rows)
+    half_width = parts_half_width(losses, [1] * len(losses))
+    stage = found.stages.iloc[0]
+    assert stage["loss_high"] - stage["loss"] == pytest.approx(half_width, rel=1e-6)
+    assert stage["loss"] - stage["loss_low"] == pytest.approx(half_width, rel=1e-6)
 
 
 def test_training_matches_the_layers(causal: str, small: dict[str, Any]) -> None:
@@ -242,7 +282,7 @@ def test_constants_alone_learn_to_match_the_layers(causal: str) -> None:
     match = LayerMatch(teacher, [f"model.layers.{layer}.self_attn" for layer in range(2)])
     losses = []
     with match.installed(student):
-        match.measure_scales(rows)
+        match.measure_scales([rows])
         for _ in range(30):
             loss = match.loss(student, {"input_ids": rows})
             optimizer.zero_grad()

@@ -1,6 +1,6 @@
 """The first stage: each layer's attention against the untouched model's, on the untouched model's hidden states."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -40,12 +40,16 @@ class LayerMatch:
                 stack.callback(of_model.remove)
             yield
 
-    def measure_scales(self, rows: Tensor) -> None:
-        """Learn the scale of each module from some token ids (row, token)."""
-        self._run_teacher({"input_ids": rows})
-        for name, outputs in self._expected.items():
-            self.scales[name] = float(torch.stack([output.double().square().mean() for output in outputs]).mean())
+    def measure_scales(self, batches: Iterable[Tensor]) -> None:
+        """Learn the scale of each module from batches of token ids (row, token)."""
+        sums, counts = dict.fromkeys(self.names, 0.0), dict.fromkeys(self.names, 0)
+        for rows in batches:
+            self._run_teacher({"input_ids": rows})
+            for name, outputs in self._expected.items():
+                sums[name] += sum(float(output.double().square().sum()) for output in outputs)
+                counts[name] += sum(output.numel() for output in outputs)
         self._expected = {}
+        self.scales = {name: sums[name] / counts[name] for name in self.names}
 
     def loss(self, model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
         """Return Σ over tokens of the mean over modules of |o − o*|² / E|o*|², without dropout."""

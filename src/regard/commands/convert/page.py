@@ -18,8 +18,9 @@ STAGES = {
 }
 """What is measured, by the name of the stage."""
 _LOSS = (
-    "Mean over held-out sequences, in nats a token, with 95 % intervals over sequences (Student’s t). The change is "
-    "paired: each sequence against itself under the untouched model."
+    "Mean over held-out sequences, in nats a token, with 95 % intervals over ten parts of them in their order "
+    "(Student’s t; neighbouring sequences are of one subject). The change is paired: each sequence against itself "
+    "under the untouched model."
 )
 _LAYERS = (
     "Squared difference between a layer’s attention output and the untouched layer’s, on the untouched model’s hidden "

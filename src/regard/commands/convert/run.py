@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
@@ -31,7 +32,7 @@ from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
-from regard.runs.intervals import t_interval
+from regard.runs.intervals import parts_half_width
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.runs.rank import num_processes
@@ -209,7 +210,8 @@ class _Conversion:
         config, all_trained = self.config, [p for p in self.student.parameters() if p.requires_grad]
         of_attention = {p for name in self.match.names for p in self.student.get_submodule(name).parameters()}
         with self.match.installed(self.student):
-            self.match.measure_scales(self.rows[: config.batch_size].to(self.teacher.device))
+            with eval_mode(self.teacher):
+                self.match.measure_scales(self.evaluated_batches())
             self.add_stage("untouched", self.teacher, 0, 0.0)
             self.add_stage("replaced", self.student, 0, 0.0)
             if config.layer_steps:
@@ -263,25 +265,30 @@ class _Conversion:
         """Measure the loss of each held-out row, and the error of each layer."""
         losses = row_losses(model, self.rows)
         self.untouched = self.untouched or losses
-        own = t_interval(losses)
-        change = t_interval([after - before for after, before in zip(losses, self.untouched, strict=True)])
+        changes = [after - before for after, before in zip(losses, self.untouched, strict=True)]
+        loss, change = fmean(losses), fmean(changes)
+        of_loss, of_change = (parts_half_width(values, [1] * len(values)) for values in (losses, changes))
         self.stages.append(
             {
-                **{"stage": stage, "steps": steps, "seconds": seconds, "loss": own.mean},
-                **{"loss_low": own.ci_low, "loss_high": own.ci_high, "perplexity": math.exp(min(own.mean, 700.0))},
-                **{"change": change.mean, "change_low": change.ci_low, "change_high": change.ci_high},
+                **{"stage": stage, "steps": steps, "seconds": seconds, "loss": loss},
+                **{"loss_low": loss - of_loss, "loss_high": loss + of_loss, "perplexity": math.exp(min(loss, 700.0))},
+                **{"change": change, "change_low": change - of_change, "change_high": change + of_change},
                 "rows": len(losses),
             }
         )
         if stage in ("replaced", "layers"):
             self.add_layer_errors(stage, model)
 
+    def evaluated_batches(self) -> Iterator[Tensor]:
+        for rows in self.rows.split(self.config.batch_size):
+            yield rows.to(self.teacher.device)
+
     @torch.no_grad()
     def add_layer_errors(self, stage: str, model: Any) -> None:
         sums = dict.fromkeys(self.match.names, 0.0)
         with eval_mode(model):
-            for rows in self.rows.split(self.config.batch_size):
-                self.match.loss(model, {"input_ids": rows.to(model.device)})
+            for rows in self.evaluated_batches():
+                self.match.loss(model, {"input_ids": rows})
                 for name, error in self.match.errors.items():
                     sums[name] += float(error)
         for name, total in sums.items():
