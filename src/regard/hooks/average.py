@@ -43,7 +43,7 @@ def average_attention(
     Args:
         model: A Hugging Face model.
         batches: Model inputs as a tokenizer gives them, or ids alone, of at most `length` tokens a sample.
-        length: Size of the matrices.
+        length: Size of the matrices. Rows behind the longest sample are zeros: such a query attends to nothing.
         layout: "natural": position 0 is a sample's first real token; padding may be on either side, and is moved
             behind. "paper": positions are columns, and every sample has `length` of them (see `regard.data.encode`).
         separators: Columns of special tokens in layout "paper".

@@ -253,8 +253,9 @@ def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
 def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
     """Make the score of each task with the fewest dynamic heads and with the best operation, then the speed-up."""
     fewest_rows = [rows.loc[rows["dynamic_fraction"].idxmin()] for _, rows in outcome.main.groupby(GROUP, sort=False)]
-    best_rows = [rows.loc[rows["score"].idxmax()] for _, rows in outcome.operations.groupby(GROUP, sort=False)]
-    figures = [_make_figure(outcome, row) for row in (*fewest_rows, *best_rows)]
+    by_task = [rows for _, rows in outcome.operations.groupby(GROUP, sort=False)]
+    figures = [_make_figure(outcome, row) for row in fewest_rows]
+    figures += [_make_figure(outcome, rows.loc[rows["score"].idxmax()], best_of=len(rows)) for rows in by_task]
     costs = relative_cost(cost)
     if len(costs) > 1 and not math.isnan(costs["time"].iloc[-1]) and _is_faster(costs.iloc[-1]):
         fewest = costs.iloc[-1]
@@ -266,11 +267,12 @@ def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
     return figures
 
 
-def _make_figure(outcome: Outcome, row: pd.Series) -> KeyFigure:
+def _make_figure(outcome: Outcome, row: pd.Series, *, best_of: int = 1) -> KeyFigure:
     name = f"{title(outcome, str(row['model']), str(row['task']))}, {metric(str(row['metric']))}"
     note = f"original {labels.number(float(row['original']), 3)}, drop {_drop_with_interval(outcome, row)}"
     if row["rank_heads_by"] == ATTENTION:
-        note = f"with {row['constants']}; {note}"
+        chosen = f", the best of {best_of} by these scores" if best_of > 1 else ""
+        note = f"with {row['constants']}{chosen}; {note}"
     elif row["dynamic_fraction"] > 0:
         note += f", {fraction_name(float(row['dynamic_fraction']))} of the heads dynamic"
     return KeyFigure(name, labels.number(float(row["score"]), 3), note)
