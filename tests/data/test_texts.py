@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import io
 import json
@@ -34,6 +35,14 @@ def test_files_are_read_in_the_order_given(tmp_path: Path) -> None:
     found = read_texts([first, str(second)])
     assert found.documents == ("x\u2028y", "", "p", "")
     assert found.source == f"{first}, {second}"
+
+
+def test_the_case_of_a_suffix_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "A.TXT").write_text("first")
+    (tmp_path / "B.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "second"}\n'))
+    pd.DataFrame({"text": ["third"]}).to_parquet(tmp_path / "C.Parquet")
+    found = read_texts([tmp_path / name for name in ("A.TXT", "B.JSONL.GZ", "C.Parquet")])
+    assert found.documents == ("first", "second", "third")
 
 
 def test_a_unicode_line_separator_does_not_end_a_line_of_json(tmp_path: Path) -> None:

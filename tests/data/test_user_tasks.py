@@ -312,6 +312,18 @@ def test_tasks_that_are_none(tmp_path: Path) -> None:
     assert "expected labels of train (a/0, a/1) in 'a', got 'a/7'" in message_of(write(tmp_path / "w.jsonl", whole))
 
 
+@pytest.mark.parametrize("suffix", [".JSONL", ".Csv", ".TSV", ".PARQUET"])
+def test_the_case_of_a_suffix_says_nothing(tmp_path: Path, suffix: str) -> None:
+    plain = read_stream(write(tmp_path / f"mine{suffix.lower()}", records("a")))
+    table = write(tmp_path / f"lower{suffix.lower()}", records("a")).rename(tmp_path / f"mine{suffix}")
+    assert read_stream(table).tasks[0].train == plain.tasks[0].train
+    train = write(tmp_path / f"folder/a/train{suffix.lower()}", records("a"))
+    train.rename(train.with_name(f"Train{suffix}"))
+    test = write(tmp_path / f"folder/a/test{suffix.lower()}", records("b"))
+    test.rename(test.with_suffix(suffix))
+    assert len(read_stream(tmp_path / "folder").tasks[0].test.texts) == len(records("b"))
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert message_of(tmp_path / "none.jsonl") == f"stream: expected a file, there is no {tmp_path / 'none.jsonl'}"
     for name, text, said in (
@@ -319,11 +331,13 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("list.jsonl", "[1]", "expected an object in"),
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
+        ("semicolons.csv", "task;text;label\na;b;c\n", "expected the column 'task' in"),
         ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
         ("mine.csv.gz", "text", "cannot read "),
     ):
         (tmp_path / name).write_text(text)
         assert message_of(tmp_path / name).startswith(f"stream: {said}")
+    assert message_of(tmp_path / "semicolons.csv").endswith("found task;text;label; fields are separated by commas")
     (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
     assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
     (tmp_path / "empty.jsonl").write_text("")

@@ -211,6 +211,7 @@ def test_the_interval_of_a_share_is_that_of_scipy(scipy_stats: Any) -> None:
     for right, n in ((0, 10), (10, 10), (90, 100), (1, 3), (5000, 9999)):
         told = scipy_stats.binomtest(right, n).proportion_ci(method="wilson")
         assert wilson(right / n, n) == pytest.approx((told.low, told.high), abs=1e-12)
+    assert wilson(0.5, 0) == (0, 1)
 
 
 def test_the_interval_of_a_fall_by_hand() -> None:

@@ -66,7 +66,7 @@ def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
 
 def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
     """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
-    unit = "row" if path.suffix == ".parquet" else "line"
+    unit = row_unit(path)
     records = _read_tsv(path, option, columns.header) if columns.header else read_records(path, option)
     rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in records)
     return Table(str(path), tuple(rows), unit, option)
@@ -122,7 +122,17 @@ def list_suffixes() -> str:
 
 def is_table(name: str) -> bool:
     """Whether a file name has the suffix of a table."""
-    return name.removesuffix(".gz").endswith(tuple(_READERS))
+    return _find_suffix(name) in _READERS
+
+
+def row_unit(path: Path) -> str:
+    """Return what a position in a table counts."""
+    return "row" if _find_suffix(path.name) == ".parquet" else "line"
+
+
+def _find_suffix(name: str) -> str:
+    """Return the suffix of a table in lower case, packed (.gz) or not."""
+    return Path(name.lower().removesuffix(".gz")).suffix
 
 
 def find_file(folder: Path, *names: str) -> Path | None:
@@ -149,7 +159,8 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
     for name in required:
         if name not in names:
             columns = ", ".join(map(str, names)) or "none"
-            raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}")
+            hint = "; fields are separated by commas" if len(names) == 1 and ";" in str(names[0]) else ""
+            raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
 
 
 def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
@@ -237,7 +248,7 @@ _READERS: dict[str, Callable[[Path, str], Records]] = {
 
 def read_records(path: Path, option: str = TASK) -> Records:
     """Iterate over line numbers and records of a table, read as its suffix says."""
-    suffix = Path(path.name.removesuffix(".gz")).suffix
+    suffix = _find_suffix(path.name)
     if suffix not in _READERS:
         raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}")
     return _READERS[suffix](path, option)
@@ -266,7 +277,7 @@ def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[s
     if not path.is_file():
         raise UserError(f"{option}: expected a file, there is no {path}")
     try:
-        with cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb") as file:
+        with cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from decode_pieces(file, str(path), option, by_line=by_line)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

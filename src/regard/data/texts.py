@@ -55,12 +55,13 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
 
 
 def find_suffix(path: Path) -> str:
-    """Return the suffix of a file, including the one before .gz."""
-    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+    """Return the suffix of a file in lower case, including the one before .gz."""
+    suffixes = Path(path.name.lower()).suffixes
+    return "".join(suffixes[-2 if suffixes[-1:] == [".gz"] else -1 :])
 
 
 def _read_text_column(path: Path, option: str) -> Iterator[str]:
-    is_parquet = path.suffix == ".parquet"
+    is_parquet = find_suffix(path) == ".parquet"
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
         location = f"{path}, {'row' if is_parquet else 'line'} {number}"
         check_columns(["text"], record, location, option)

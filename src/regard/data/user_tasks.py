@@ -104,7 +104,7 @@ def _read_folder(path: Path, task_type: TaskType | None) -> list[RawTask]:
 def _find_split_files(folder: Path) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for file in sorted(folder.iterdir()):
-        split = SPLIT_NAMES.get(file.name.split(".")[0])
+        split = SPLIT_NAMES.get(file.name.split(".")[0].lower())
         if not file.is_file() or not tables.is_table(file.name) or file.name.startswith("."):
             continue
         if split is None:
@@ -183,7 +183,7 @@ def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRo
 
 
 def _read_records(path: Path) -> list[_Record]:
-    unit = "row" if path.suffix == ".parquet" else "line"
+    unit = tables.row_unit(path)
     records = tables.read_records(path, tables.STREAM)
     rows = [_Record(values, f"{path}, {unit} {number}") for number, values in records]
     if not rows:

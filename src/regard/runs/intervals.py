@@ -193,7 +193,9 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
 
 
 def wilson(share: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the interval of a share of `n` rows (Wilson 1927), both in 0–1."""
+    """Return the interval of a share of `n` rows (Wilson 1927), both in 0–1; all of 0–1 for no row."""
+    if n == 0:
+        return 0.0, 1.0
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     shrunk = 1 + z * z / n
     centre = (share + z * z / (2 * n)) / shrunk
