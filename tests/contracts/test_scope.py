@@ -70,6 +70,16 @@ class OwnModel(PreTrainedModel):
         return (states,)
 
 
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_attention_that_is_set_inside_the_block_is_told(name: str) -> None:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=9, **sizes))
+    with watching(model):
+        model.set_attn_implementation(name)
+        with pytest.raises(UserError, match=f"attention was set to {name} inside the block"):
+            model(torch.zeros(1, 2, dtype=torch.long))
+
+
 def test_refusals() -> None:
     linear = nn.Linear(2, 2)
     with pytest.raises(UserError, match="goes neither through Transformers' AttentionInterface nor"), watching(linear):

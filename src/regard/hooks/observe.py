@@ -221,7 +221,7 @@ class Watch(Observer, Readings):
         is_open = sequences.forward is not None
         sequences.end(getattr(output, "past_key_values", None))
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
-            raise no_attention_interface(module)
+            raise no_attention_interface(module, routed=True)
         self._called_stacks.add(sequences.stack.path)
         if len(self._called_stacks) == len(self.stacks):
             self._check_attention()

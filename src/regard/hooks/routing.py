@@ -17,7 +17,7 @@ from regard.hooks.autocast import without_autocast
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import find_configs, register
+from regard.hooks.registration import EAGER_NAME, NAME, find_configs, register
 
 register(attention_function)
 
@@ -45,8 +45,17 @@ def _is_compiled(module: nn.Module) -> bool:
     return is_replaced or module._compiled_call_impl is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
-def no_attention_interface(model: nn.Module) -> UserError:
-    """Return the error of a model whose attention does not go through Transformers' interface."""
+def no_attention_interface(model: nn.Module, *, routed: bool = False) -> UserError:
+    """Return the error of a model whose attention does not go through Transformers' interface.
+
+    If it was `routed`, another implementation may have been set since.
+    """
+    names = {getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)}
+    if routed and (others := names - {NAME, EAGER_NAME}) and not find_intercepted(model):
+        return UserError(
+            f"cannot observe {type(model).__name__}: its attention was set to {others.pop()} inside the block; set it "
+            "before the block"
+        )
     return UserError(
         f"cannot observe {type(model).__name__}: its attention goes neither through Transformers' AttentionInterface "
         "nor through scaled_dot_product_attention, and is no softmax of a product"
