@@ -92,7 +92,6 @@ def main(arguments: list[str] | None = None) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         result.scores.to_csv(options.out / f"papa-{task}-scores.csv", index=False, float_format="%.6g")
         result.heads.to_csv(options.out / f"papa-{task}-heads.csv", index=False, float_format="%.6g")
-        result.cost.to_csv(options.out / f"papa-{task}-cost.csv", index=False, float_format="%.6g")
         record = json.dumps(_select_metadata(result.metadata), indent=1, ensure_ascii=False)
         (options.out / f"papa-{task}.json").write_text(record + "\n", encoding="utf-8")
         console.print(result.summary())

@@ -114,7 +114,8 @@ def describe_settings(tables: Tables) -> str:
         f"{budget['precision']}. That is fewer rows and larger rates than the paper's, the same for all methods. Seeds "
         f"{join_words(map(str, record['seeds']))} draw rows, task order and weights. Rows in two splits were dropped "
         f"first: at most {dropped}. {len(tables.cost)} runs took {tables.cost['run_seconds'].sum() / 3600:.1f} hours "
-        f"on one core each. FLOPs leave out the reference gradients of `agem` and the adaptation of `mbpa++`. Regard "
+        f"on one core each. FLOPs were counted on four rows of the first batch, without the products of fused "
+        f"attention; they leave out the reference gradients of `agem` and the adaptation of `mbpa++`. Regard "
         f"{join_words(record['regard'])}, {named}.{revision}"
     )
 

@@ -110,7 +110,8 @@ def describe_settings(tables: Tables) -> str:
         "(paper: 2 % of its rows); the published gate's λ is of the mean over tasks, not of their sum. `l2p` learns a "
         f"task among its own classes. Chance among own labels: {chance(tables):.1f} %. Seeds "
         f"{join_words(map(str, record['seeds']))}. "
-        f"{len(tables.cost)} runs took {hours:.1f} hours on one core each. Regard {join_words(record['regard'])}, "
+        f"{len(tables.cost)} runs took {hours:.1f} hours on one core each. FLOPs were counted on four rows of "
+        f"the first batch, without the products of fused attention. Regard {join_words(record['regard'])}, "
         f"{named}.{revision}"
     )
 
