@@ -1,6 +1,7 @@
 """The whole recipe for a task in one call, or with a callback of the Trainer: its rows get its own adapter."""
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,17 @@ def test_training_that_diverges_is_refused(family: str) -> None:
     with pytest.raises(UserError, match=r"loss: expected finite numbers, got a loss of .* in step \d+ of 12"):
         adapters.fit_task("one", batches(family, 0), learning_rate=1e30)
     assert all(bool(value.isfinite().all()) for value in adapters.parameters())
+
+
+@pytest.mark.parametrize("family", TWO)
+def test_a_batch_without_a_label_is_no_step(family: str) -> None:
+    """As of texts that were cut before their answers: its mean loss is over nothing."""
+    kept = [batches(family, 0), batches(family, 0)]
+    empty = {**kept[0][0], "labels": torch.full_like(kept[0][0]["labels"], -100)}
+    trained = [SharedAdapters(made(family), r=4) for _ in kept]
+    whole = trained[0].fit_task("one", [kept[0][0], empty, *kept[0][1:]], epochs=1)
+    assert [math.isnan(loss) for loss in whole.losses] == [False, True] + [False] * (len(kept[0]) - 1)
+    assert all(bool(value.isfinite().all()) for value in trained[0].parameters())
 
 
 @pytest.mark.parametrize("family", TWO)

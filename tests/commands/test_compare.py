@@ -154,6 +154,9 @@ def test_tasks_are_compared_in_a_scenario_that_all_runs_have(runs: Path) -> None
     til = replace(both["long"], accuracy_matrix=matrix[matrix["scenario"] == "til"])
     table = compare_tasks({"short": both["short"], "long": til})
     assert all(column.endswith("(TIL)") for column in table.columns[1:3])
+    named = matrix[matrix["scenario"] == "til"].assign(method="named")
+    table = compare_tasks({"a": both["short"], "b": replace(both["long"], accuracy_matrix=pd.concat([matrix, named]))})
+    assert "b: named (TIL)" in table.columns, "a method that answers with the task named alone is not left out"
 
 
 def test_conversions_are_compared_stage_by_stage() -> None:

@@ -60,6 +60,7 @@ def test_a_gradient_of_the_memory_is_counted() -> None:
 @pytest.mark.parametrize("name", ["finetune", "osf", "seekr", "lfpt5"])
 def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What all steps do, counted as they run: some methods work once a batch, or on stored rows behind the others."""
+    sizes = {"batch_size": 8, "micro_batch_size": 3}
     done: list[int] = []
     train = running.training.train
 
@@ -73,10 +74,14 @@ def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.Monke
     method = METHODS[name](METHODS[name].Config())
     if name == "lfpt5":
         learner = make_learner(
-            small_text_tasks.stream(), method, small_text_tasks.loaded("llama"), small_text_tasks.BUDGET, seed=1
+            small_text_tasks.stream(),
+            method,
+            small_text_tasks.loaded("llama"),
+            replace(small_text_tasks.BUDGET, **sizes),
+            seed=1,
         )
     else:
-        learner = make_learner(stream(), method, loaded(), ONE, seed=1)
+        learner = make_learner(stream(), method, loaded(), replace(ONE, **sizes), seed=1)
     assert sum(flops(run_stream(learner, method))) == pytest.approx(sum(done), rel=0.1)
 
 

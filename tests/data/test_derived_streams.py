@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,17 @@ def test_each_class_once_where_there_are_enough() -> None:
     assert {tuple(len(task.split(split)) for split in SPLITS) for task in stream.tasks} == {(32, 16, 16)}
     assert sorted(stream.metadata["uses"]) == [f"one: {x}" for x in "abcd"] + [
         name for name in (f"two: {x}" for x in "vwxyz") if name[-1] in labels
+    ]
+
+
+def test_rows_are_drawn_by_their_words() -> None:
+    plain = classes_of("one", "abcd", 8)
+    train = plain.tasks[0].train
+    signed = replace(train, texts=tuple(tuple(f"{text}!" for text in row) for row in train.texts))
+    streams = (plain, replace(plain, tasks=(replace(plain.tasks[0], train=signed),)))
+    found = [[task.train.texts for task in split_classes([stream], 4, classes=2, seed=3).tasks] for stream in streams]
+    assert [[tuple(text.rstrip("!") for text in row) for row in rows] for rows in found[1]] == [
+        list(rows) for rows in found[0]
     ]
 
 

@@ -423,6 +423,7 @@ def test_settings_that_are_none(name: str, settings: dict[str, Any], said: str) 
     "content,said",
     [
         ("[]", "expected JSON with 'Instances' of 'input' and 'output' in "),
+        ('{"Definition": ["x"], "Instances": [{"input": "\\ud800", "output": "b"}]}', "expected Unicode in "),
         ("{", "expected JSON with 'Instances' of 'input' and 'output' in "),
         ('{"Definition": ["x"], "Instances": [{"input": "a"}]}', "KeyError('output')"),
         ('{"Definition": ["x"], "Instances": [{"input": " ", "output": "b"}]}', "expected text as input in "),

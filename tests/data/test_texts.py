@@ -175,5 +175,7 @@ def test_a_csv_has_a_header_of_different_names_and_fields_of_any_length(tmp_path
     with pytest.raises(UserError, match=r"expected each column once in .*b.csv, got 'text' twice"):
         list(read_records(twice))
     old = write(tmp_path / "c.csv", "text,label\rfirst,a\r")
-    with pytest.raises(UserError, match=r"expected CSV in .*c.csv, line 1: its lines end in CR alone"):
+    unnamed = write(tmp_path / "d.csv", "text,label,,\nfirst,a,,\n")
+    assert [record["label"] for _, record in read_records(unnamed)] == ["a"]
+    with pytest.raises(UserError, match=r"expected CSV in .*c.csv, line 1: a CR stands alone; end lines with LF"):
         list(read_records(old))

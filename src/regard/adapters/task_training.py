@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, check_int, warn_user
+from regard.models.generator import IGNORE_INDEX
 
 LOW_OWN_WEIGHT = 0.8
 """Mean weight of its own adapter below which a task's rows are told to be sent elsewhere."""
@@ -43,7 +44,7 @@ class TrainingOptions:
 def train_adapter(
     parameters: Sequence[nn.Parameter], batches: Any, loss: Callable[[Mapping[str, Any]], Tensor], plan: TrainingOptions
 ) -> tuple[float, ...]:
-    """Train parameters on batches, which have a length; return the loss of each step.
+    """Train parameters on batches, which have a length; return the loss of each step, NaN of one without a label.
 
     Raises:
         UserError: A loss or a gradient is not finite; the parameters are those of the step before.
@@ -55,6 +56,10 @@ def train_adapter(
         rate = plan.learning_rate * min(1.0, (step + 1) / max(1.0, plan.warmup_ratio * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
+        labels = batch.get("labels")
+        if isinstance(labels, Tensor) and not labels.is_floating_point() and not bool((labels != IGNORE_INDEX).any()):
+            losses.append(math.nan)  # truncated texts, say: a mean over nothing
+            continue
         value = loss(batch)
         optimizer.zero_grad(set_to_none=True)
         value.backward()

@@ -13,8 +13,9 @@ from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.method import Method
 from regard.continual.network import trim_inputs
 from regard.continual.training_phase import Batches, TrainingPhase
+from regard.runs.rank import num_processes
 from regard.training import TrainResult
-from regard.training.placement import micro_batches
+from regard.training.placement import micro_batches, process_share
 
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
@@ -89,13 +90,16 @@ def count_examples(rows: Rows) -> int:
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
     """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on the first batch.
 
-    The whole batch counts: a method may do some work once for each micro-batch, and read a memory in its last rows.
+    The whole batch counts, in the pieces in which the processes train it: a method may do some work once for each, and
+    read a memory in the last rows. So no more memory is taken than in training.
     """
     learner.network.train()
     rows = batches.rows(0)
-    pieces = micro_batches(slice(0, batches.size), learner.budget.micro_batch_size)
+    shares = (process_share(batches.size, rank, num_processes()) for rank in range(num_processes()))
+    pieces = [piece for share in shares for piece in micro_batches(share, learner.budget.micro_batch_size)]
+    autocast = torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.budget.precision == "bfloat16")
     with torch.random.fork_rng(devices=[]):
-        with flop_counter() as loss_counter:
+        with flop_counter() as loss_counter, autocast:
             for piece in pieces:
                 part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
                 method.loss(learner, learner.network, part).backward()

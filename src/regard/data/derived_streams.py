@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from regard.data.benchmarks import SUPER_NI
 from regard.data.instructions import candidate_folders, find_task_files, read_instruction_task
 from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, make_classification_task
+from regard.data.splits import rank_key
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.data.streams import assemble_stream, check_seed
 from regard.errors import UserError, check_int
@@ -172,7 +173,7 @@ def _select_classes(pools: Sequence[_ClassPool], count: int, size: int, seed: in
 
 def _divide_evenly(rows_of_class: _ClassRows, parts: int, seed: int) -> list[dict[str, LabeledRows]]:
     splits = rows_of_class.rows.items()
-    order = {split: sorted(rows, key=lambda row: hash_rank("rows", seed, row.key)) for split, rows in splits}
+    order = {split: sorted(rows, key=lambda row: rank_key("rows", seed, row.key)) for split, rows in splits}
     return [{split: tuple(rows[part::parts]) for split, rows in order.items()} for part in range(parts)]
 
 

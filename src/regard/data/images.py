@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
@@ -41,11 +42,15 @@ class Images:
 
 def _make_rgb(image: Image.Image, name: str) -> Image.Image:
     """Return an upright image in RGB; Pillow's own conversion clips more than 8 bits."""
-    upright = ImageOps.exif_transpose(image)
+    try:
+        upright = ImageOps.exif_transpose(image)
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):  # of EXIF data; a damaged image is an OSError
+        warn_user(f"images: the EXIF data of {name} cannot be read; it is taken as it lies")
+        upright = image
     if upright.mode.startswith("I;16"):
         upright = Image.fromarray((np.asarray(upright).astype(np.uint32) * 255 // 65535).astype(np.uint8))
     elif upright.mode in ("I", "F"):
-        raise UserError(f"images: expected 8 or 16 bits a channel, {name} has 32 (mode {upright.mode})")
+        raise UserError(f"images: expected 8 bits a channel, or 16 without sign; {name} is read in mode {upright.mode}")
     return upright.convert("RGB")
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from regard.data.benchmarks import Benchmark, InstructionTask, TaskType
 from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_words
 from regard.data.splits import divide_rows
-from regard.data.tables import NO_GOLD_LABEL, STREAM, find_file, read_text_lines
+from regard.data.tables import NO_GOLD_LABEL, STREAM, find_file, is_unicode, read_text_lines
 from regard.errors import UserError
 
 TEST_FRACTION = 0.2  # fraction of each class that is held out for testing if a task has one split only
@@ -40,7 +40,9 @@ class InstructionFile(NamedTuple):
 def load_instances(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Any]]]:
     """Load a JSON file with Instances, or a list of TRACE; return its content and the pairs of input and output."""
     try:
-        content = json.loads("\n".join(read_text_lines(path, STREAM)))
+        content = json.loads(text := "\n".join(read_text_lines(path, STREAM)))
+        if "\\u" in text and not is_unicode(content):
+            raise UserError(f"stream: expected Unicode in {path}, got half of a surrogate pair")
         if content and isinstance(content, list):
             return {}, [(row["prompt"], row["answer"]) for row in content]
         return content, [(row["input"], row["output"]) for row in content["Instances"]]

@@ -54,6 +54,7 @@ def _scale(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32
     """Return samples from −1 to 1; integers are PCM of 8 bits without sign, or of 16 or 32 bits."""
     if samples.dtype.kind not in "iu":
         return np.asarray(samples, dtype=np.float32)
+    samples = samples.astype(samples.dtype.newbyteorder("="))
     if samples.dtype not in (np.uint8, np.int16, np.int32):
         raise UserError(f"audio: expected samples as floats from -1 to 1, int16, int32 or uint8, got {samples.dtype}")
     middle, largest = (128, 128.0) if samples.dtype == np.uint8 else (0, -float(np.iinfo(samples.dtype).min))

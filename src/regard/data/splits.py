@@ -56,7 +56,7 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
         if len(keys) <= len(fractions):
             required = f"at least {len(fractions) + 1} texts of {label!r} in {name}"
             raise UserError(f"stream: expected {required}, one for each split, got {len(keys)}")
-        keys.sort(key=lambda key: _rank("split", seed, key))
+        keys.sort(key=lambda key: rank_key("split", seed, key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):
             start = end - max(1, int(fraction * len(keys)))
@@ -74,13 +74,16 @@ def clean_splits(tasks: Sequence[RawTask], protocol: Protocol, seed: int, dev_is
 
     "paper": Nothing is dropped. A missing dev split is the test split if `dev_is_test`, else a tenth of train.
     """
-    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0) | _count_texts(task)) for task in tasks]
+    tasks = [replace(task, overlaps=dict.fromkeys(_COUNTS, 0) | {AMBIGUOUS: _count_ambiguous(task)}) for task in tasks]
     tests = _find_owners(tasks, "test")
     tasks = [_add_dev(task, tests, protocol, seed, dev_is_test) for task in tasks]
     devs = _find_owners(tasks, "dev")
     for task in tasks:
         _count_overlaps(task, tests, devs, same_split=dev_is_test and task.dev == task.test)
-    return [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
+    tasks = [_drop_overlaps(task, tests, devs) for task in tasks] if protocol == "clean" else tasks
+    for task in tasks:
+        task.overlaps[NEAR_COPIES] = _count_near_copies(task)
+    return tasks
 
 
 AMBIGUOUS, NEAR_COPIES = "texts_with_several_labels", "train_near_test"
@@ -90,18 +93,21 @@ _COUNTS = (
     *("train_in_other_tasks", "dev_in_other_tasks", "dropped_from_train", "dropped_from_dev"),
 )
 """Numbers of rows of a task that another split has too, of repeated rows within a split, and of dropped rows. Beside
-them stand those of different texts that have several labels in the task, and of training rows that differ from a test
-row of the task in punctuation or signs alone: whether they mean the same, only a reader can tell, and they stay."""
+them stand those of different texts that have several labels in the task, and of the remaining training rows that differ
+from a test row of the task in punctuation or signs alone: whether they mean the same, only a reader can tell."""
 
 
-def _count_texts(task: RawTask) -> dict[str, int]:
+def _count_ambiguous(task: RawTask) -> int:
     labels: dict[TextKey, set[str]] = defaultdict(set)
     for row in (row for rows in task.by_split().values() for row in rows):
         labels[row.key].add(row.label)
+    return sum(len(of_text) > 1 for of_text in labels.values())
+
+
+def _count_near_copies(task: RawTask) -> int:
     test = {row.key for row in task.test}
     test_words = {key.words for key in test}
-    near = sum(row.key not in test and row.key.words in test_words for row in task.train)
-    return {AMBIGUOUS: sum(len(of_text) > 1 for of_text in labels.values()), NEAR_COPIES: near}
+    return sum(row.key not in test and row.key.words in test_words for row in task.train)
 
 
 def _find_owners(tasks: Sequence[RawTask], split: str) -> _Owners:
@@ -183,14 +189,15 @@ def _count_repeated(rows: LabeledRows) -> int:
     return len(rows) - len({row.key for row in rows})
 
 
-def _rank(purpose: str, seed: int, key: TextKey) -> tuple[bytes, TextKey]:
+def rank_key(purpose: str, seed: int, key: TextKey) -> tuple[bytes, TextKey]:
+    """Return what rows are drawn by: a hash of their words, and the text where several have the same words."""
     return hash_rank(purpose, seed, key.words), key
 
 
 def _rank_within_class(rows: LabeledRows, seed: int) -> list[int]:
     class_sizes: Counter[str] = Counter()
     ranks = [0] * len(rows)
-    for index in sorted(range(len(rows)), key=lambda index: _rank("rows", seed, rows[index].key)):
+    for index in sorted(range(len(rows)), key=lambda index: rank_key("rows", seed, rows[index].key)):
         ranks[index] = class_sizes[rows[index].label]
         class_sizes[rows[index].label] += 1
     return ranks

@@ -188,13 +188,16 @@ def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) ->
 def _name_fields(
     lines: Iterable[tuple[int, list[str]]], path: Path, option: str, header: Sequence[str] | None = None
 ) -> Records:
-    """Name the fields of each line by the header, which is the first line by default."""
+    """Name the fields of each line by the header, which is the first line by default.
+
+    Columns without a name, as spreadsheets leave behind the last, are none.
+    """
     for number, fields in lines:
         if header is None:
             if not fields:
                 continue
             header = fields
-            if twice := next((name for name, count in Counter(header).items() if count > 1), None):
+            if twice := next((name for name, count in Counter(filter(None, header)).items() if count > 1), None):
                 raise UserError(f"{option}: expected each column once in {path}, got {twice!r} twice")
         elif fields:
             if len(fields) != len(header):
@@ -213,13 +216,14 @@ def _read_jsonl(path: Path, option: str) -> Records:
             raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
             raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
-        if broken := next((name for name in record if "\\u" in line and not _is_unicode(record[name])), None):
+        if broken := next((name for name in record if "\\u" in line and not is_unicode(record[name])), None):
             location = f"under '{broken}' in {path}, line {number}"
             raise UserError(f"{option}: expected Unicode {location}, got half of a surrogate pair")
         yield number, record
 
 
-def _is_unicode(value: Any) -> bool:
+def is_unicode(value: Any) -> bool:
+    """Whether what JSON gave has no half of a surrogate pair."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -262,7 +266,8 @@ def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
         for fields in reader:
             yield reader.line_num, fields
     except csv.Error as error:
-        problem = "its lines end in CR alone; save it with LF or CR LF" if "new-line" in str(error) else error
+        lone = "a CR stands alone; end lines with LF or CR LF, and put a field that has one into quotes"
+        problem = lone if "new-line" in str(error) else error
         raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {problem}") from None
 
 

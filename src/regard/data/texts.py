@@ -219,7 +219,7 @@ class Source:
         )
 
     def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"@{self.weight!r}".removesuffix(".0")
+        weight = "" if self.weight == 1 else f"@{float(self.weight)!r}".removesuffix(".0")
         valid = "" if self.valid is None else f",valid={self.valid}"
         tokens = "" if self.tokens is None else f",tokens={self.tokens}"
         return f"{self.name}{weight}={self.where}{valid}{tokens}"

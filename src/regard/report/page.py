@@ -84,6 +84,13 @@ class Glossary(Part):
     entries: Sequence[tuple[str, str, str]]
 
 
+@dataclass(frozen=True)
+class Links(Part):
+    """Pages beside this one, each with what it shows."""
+
+    pages: Sequence[tuple[str, str]]
+
+
 class Command(Text):
     """A command line, to copy."""
 

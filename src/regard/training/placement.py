@@ -43,8 +43,7 @@ class Placement:
     def share(self, rows: Rows) -> slice:
         """Return the rows of a batch that this process computes."""
         count = len(next(iter(rows.values())))
-        bounds = np.array_split(np.arange(count), self.accelerator.num_processes)[self.accelerator.process_index]
-        return slice(int(bounds[0]), int(bounds[-1]) + 1)
+        return process_share(count, self.accelerator.process_index, self.accelerator.num_processes)
 
     def autocast(self) -> AbstractContextManager[object]:
         return torch.autocast(self.device.type, torch.bfloat16) if self.precision == "bfloat16" else nullcontext()
@@ -184,6 +183,12 @@ def check_same_start(placed: Placement, folder: Path, step: int) -> None:
         steps = f"step {minimum} as the last of one and step {maximum} of another (0: none)"
         advice = "name a folder that all of them share"
         raise UserError(f"{folder}: expected every process to see the same checkpoints, got {steps}; {advice}")
+
+
+def process_share(count: int, rank: int, processes: int) -> slice:
+    """Return which of `count` rows a process computes."""
+    bounds = np.array_split(np.arange(count), processes)[rank]
+    return slice(int(bounds[0]), int(bounds[-1]) + 1)
 
 
 def micro_batches(share: slice, size: int | None) -> list[slice]:

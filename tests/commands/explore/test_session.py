@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import transformers as tf
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import regard
+from regard.commands.explore.prediction import predict
 from regard.commands.explore.session import MAX_CHARACTERS, Session
 from regard.commands.explore.stages import Stages, open_stages
 from regard.commands.learn.rollback import restore
@@ -107,6 +109,29 @@ def test_one_output_is_a_number_and_several_labels_are_each_by_itself(tmp_path: 
             assert answer["more"] == [["Output (LABEL_0)", pytest.approx([float(logits)] * 2, abs=1e-5)]]
         else:
             assert dict(answer["rows"])["LABEL_1"][0] == pytest.approx(float(logits[1].sigmoid()), abs=1e-5)
+
+
+def test_a_learnt_classifier_has_one_label_whatever_its_base_had() -> None:
+    base = SimpleNamespace(config=SimpleNamespace(problem_type="multi_label_classification"))
+    stage: Any = SimpleNamespace(
+        kind="class", classes=("a", None, "b"), answerer=object(), loaded=SimpleNamespace(model=base)
+    )
+    found = predict(stage, {}, SimpleNamespace(logits=torch.tensor([[1.0, 5.0, 2.0]]))).probabilities
+    assert found is not None
+    expected = torch.tensor([1.0, 2.0]).double().softmax(0)
+    torch.testing.assert_close(found[[0, 2]], expected)
+    assert found[1].isnan()
+
+
+def test_several_outputs_of_a_regression_are_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = tf.BertForSequenceClassification(tf.BertConfig(**SIZES, num_labels=3, problem_type="regression")).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    answer = ask(Session(opened(str(tmp_path)), None, 64))["prediction"]
+    assert answer["rows"] == []
+    values = [values[0] for _, values in answer["more"]]
+    assert values == pytest.approx(outputs(model, TEXT).logits[0].tolist(), abs=1e-5)
 
 
 def test_a_model_without_a_head_is_compared_by_its_states(tmp_path: Path) -> None:

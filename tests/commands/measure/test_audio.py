@@ -165,5 +165,7 @@ def test_an_extractor_whose_processor_has_no_tokenizer_is_read(folder: Path, mon
 def test_whole_numbers_are_pcm(kind: str, values: list[int]) -> None:
     sounds = Sounds(({"array": np.array(values, kind), "sampling_rate": 8000},), "here")
     assert sounds.read(0, 8000).tolist() == [-1.0, 0.5]
+    swapped = np.array(values, kind).astype(np.dtype(kind).newbyteorder(">"))
+    assert Sounds(({"array": swapped, "sampling_rate": 8000},), "here").read(0, 8000).tolist() == [-1.0, 0.5]
     with pytest.raises(UserError, match="expected samples as floats from -1 to 1, int16, int32 or uint8, got int64"):
         Sounds(({"array": np.array(values, "int64"), "sampling_rate": 8000},), "here").read(0, 8000)

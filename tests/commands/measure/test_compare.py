@@ -116,8 +116,13 @@ def test_notes_tell_of_other_layers_windows_and_types(made: SimpleNamespace) -> 
     a["model"], b["model"] = {**a["model"], "dtype": "float32"}, {**b["model"], "dtype": "bfloat16"}
     notes = caveats({"a": a, "b": b})
     assert "The runs differ in layers (a: all, b: [1]); means over layers are of other layers." in notes
-    assert "The runs differ in seed (a: 0, b: 3); windows are drawn by it." in notes
+    assert "The runs differ in seed (a: 0, b: 3); what is measured is drawn by it." in notes
     assert any("type of the weights (a: float32, b: bfloat16)" in note for note in notes)
+    for of_all, told in ((4, False), (3, True)):
+        for record in (a, b):
+            record["data"] = {**record["data"], "input": "images", "samples": 3}
+            record["config"] = {**record["config"], "samples": of_all}
+        assert any("differ in seed" in note for note in caveats({"a": a, "b": b})) == told
 
 
 @pytest.mark.parametrize("name", ["difference", "statistic"])

@@ -234,5 +234,14 @@ def test_images_are_upright_and_keep_sixteen_bits(tmp_path: Path) -> None:
     upright = files.read(0)
     assert (upright.size, upright.getpixel((2, 0))) == ((3, 6), (255, 255, 255))
     assert np.asarray(files.read(1))[..., 0].reshape(-1).tolist() == list(range(0, 256, 17))
-    with pytest.raises(UserError, match=r"expected 8 or 16 bits a channel, .*real.tif has 32"):
+    with pytest.raises(UserError, match=r"expected 8 bits .*, or 16 without sign; .*real.tif is read in mode F"):
         files.read(2)
+
+
+@pytest.mark.parametrize("suffix", ["png", "webp"])
+def test_an_image_whose_exif_data_cannot_be_read_is_taken_as_it_lies(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"bad.{suffix}"
+    Image.new("RGB", (6, 3), (9, 99, 199)).save(path, exif=b"Exif\0\0garbagegarbage", lossless=True)
+    with pytest.warns(UserWarning, match=f"images: the EXIF data of .*bad.{suffix} cannot be read"):
+        image = read_images([path]).read(0)
+    assert (image.size, image.getpixel((0, 0))) == ((6, 3), (9, 99, 199))

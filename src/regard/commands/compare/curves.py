@@ -62,7 +62,12 @@ def compare_tasks(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     if not learnt or not _have_same_tasks(learnt):
         return pd.DataFrame(columns=["task"])
     rows, matrices = [], {name: run.accuracy_matrix for name, run in learnt.items()}
-    scenario = "cil" if all((matrix["scenario"] == "cil").any() for matrix in matrices.values()) else "til"
+    every_has_cil = all(
+        (of_method["scenario"] == "cil").any()
+        for matrix in matrices.values()
+        for _, of_method in matrix.groupby("method")
+    )
+    scenario = "cil" if every_has_cil else "til"  # some methods answer with the task named alone
     for name, matrix in matrices.items():
         last = matrix[(matrix["scenario"] == scenario) & (matrix["after_task"] == matrix["after_task"].max())]
         last = last[last["task_index"] <= last["after_task"]]

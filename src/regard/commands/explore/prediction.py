@@ -30,14 +30,14 @@ class Prediction:
 
     Attributes:
         probabilities: Of classes or words; NaN for a class that is not possible.
-        score: Of a model with one output: its number.
+        outputs: Of a regression, or a model with one output: its numbers.
         loss: Mean cross-entropy of the text's own words after the first, in nats.
         state: Mean of the last hidden states (width).
         cosine: Of the mean states of two texts.
     """
 
     probabilities: Tensor | None = None
-    score: float | None = None
+    outputs: Tensor | None = None
     loss: float | None = None
     state: Tensor | None = None
     cosine: float | None = None
@@ -51,9 +51,11 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
         return Prediction(state=state, cosine=cosine)
     logits = outputs.logits[0].double().cpu()
     if stage.kind == "class":
-        if len(stage.classes) == 1:
-            return Prediction(score=float(logits))
-        if getattr(stage.loaded.model.config, "problem_type", None) == "multi_label_classification":
+        own_head = stage.answerer is stage.loaded.model  # else a learnt classifier around it, of one label
+        problem_type = getattr(stage.loaded.model.config, "problem_type", None) if own_head else None
+        if len(stage.classes) == 1 or problem_type == "regression":
+            return Prediction(outputs=logits)
+        if problem_type == "multi_label_classification":
             return Prediction(probabilities=logits.sigmoid())
         banned = torch.tensor([name is None for name in stage.classes])
         shares = logits.masked_fill(banned, -torch.inf).softmax(-1)
@@ -87,8 +89,10 @@ def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:
             values = [None if one.probabilities is None else _number(one.probabilities[index]) for one in told]
             rows.append([_name(stage, index), values])
     more: list[list[Any]] = []
-    if any(one.score is not None for one in told):
-        more.append([f"Output ({stage.classes[0]})", [_number(one.score) for one in told]])
+    if any(one.outputs is not None for one in told):
+        for index, name in enumerate(stage.classes):
+            values = [None if one.outputs is None else _number(one.outputs[index]) for one in told]
+            more.append([f"Output ({name})", values])
     if any(one.loss is not None for one in told):
         more.append(["Mean loss of the text, in nats a token", [_number(one.loss) for one in told]])
     if stage.kind == "states":

@@ -179,7 +179,8 @@ _BESIDE = (
 )
 _INTERFERENCE = (
     "Cosine of the loss gradients of two tasks, mean over runs. Below zero, a step that improves one task degrades the "
-    "other. Methods of which nothing trains in the encoder, or nothing that answers (slao and merges), have none."
+    "other. Gradients are of the encoder’s weights, or of adapters, which are there only at the end; there are none "
+    "where these do not answer (slao and merges)."
 )
 
 

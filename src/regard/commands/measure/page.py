@@ -220,7 +220,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "samples", "number of samples", "standard errors differ with it"),
         ("data", "prompt", "prompt", "values are of different inputs"),
         ("config", "layer_ids", "layers", "means over layers are of other layers"),
-        ("config", "seed", "seed", "windows are drawn by it"),
+        ("config", "seed", "seed", "what is measured is drawn by it"),
         ("model", "dtype", "type of the weights", "values are rounded to it"),
         ("config", "minimum_queries", "queries that must see a sink", "sink rates depend on it"),
         ("config", "perturb", "replaced token", "the perturbation spread depends on it"),
@@ -230,10 +230,18 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         values = {name: labels.section(metadata, part).get(key) for name, metadata in records.items()}
         if key == "layer_ids" and any(value is not None for value in values.values()):
             values = {name: value or "all" for name, value in values.items()}
+        if key == "seed" and not any(map(_is_drawn, records.values())):
+            continue
         if len({str(value) for value in values.values() if part == "data" or value is not None}) > 1:
             described = ", ".join(f"{name}: {_short(value)}" for name, value in values.items())
             notes.append(f"The runs differ in {quantity} ({described}); {why}.")
     return notes
+
+
+def _is_drawn(metadata: Mapping[str, Any]) -> bool:
+    """Return whether the seed chose what was measured: windows, or some of more images or sounds."""
+    read, config = labels.section(metadata, "data"), labels.section(metadata, "config")
+    return read.get("input") not in ("images", "audio") or read.get("samples") == config.get("samples")
 
 
 def comparison_page(runs: Runs) -> str:

@@ -146,7 +146,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if config.sources and not isinstance(elsewhere, Constants):
             inputs, source = elsewhere or (train, read.source)
             averages = evaluation.averages(inputs, source, loaded.tokenizer)
-        if averages is not None:
+        if averages is not None and not {*config.sources}.isdisjoint(replace_config.AVERAGED):
             _warn_of_unreached_tokens(averages, valid)
         scores = _scores(evaluation, averages, config, loaded.name, read.name)
         heads, costs, matrices, artifact = [], [], {}, None
