@@ -130,6 +130,12 @@ def test_averages_that_do_not_belong_together_are_not_merged(model: Any, what: s
 # -- input dependence -----------------------------------------------------------------------------------
 
 
+def test_one_sample_tells_no_input_dependence(model: Any) -> None:
+    constants = regard.average_attention(model, [torch.randint(1, 30, (1, LENGTH))], LENGTH)
+    with pytest.raises(regard.UserError, match="expected averages of at least 2 samples, got 1"):
+        constants.input_dependence()
+
+
 def test_input_dependence_of_whole_samples_is_that_of_the_statistic(model: Any) -> None:
     ids = inputs()["input_ids"].clamp(min=1)
     measured = InputDependence()

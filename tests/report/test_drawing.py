@@ -12,6 +12,8 @@ from regard.commands.pretrain.result import PretrainResult, final_metrics
 from regard.commands.replace.result import ReplaceResult
 from regard.errors import UserError
 from regard.hooks.observe import Watch
+from regard.report.drawing import Map, draw_maps, draw_panels
+from regard.report.panels import line, panel
 from regard.runs.display import Display
 from tests.commands.learn import learned
 from tests.commands.pretrain import pretrain_run
@@ -95,6 +97,20 @@ def test_learning_curves_are_means_over_runs() -> None:
     assert means.get_ylabel() == "score, %"
     assert len(means.collections) == 3  # intervals
     assert forgotten.get_title(loc="left") == "Forgotten so far"
+
+
+def test_names_of_users_are_drawn_as_they_are() -> None:
+    """Dollars begin no formula, and an underscore hides no line from the legend."""
+    names = [f"_a${number}" for number in range(20)]
+    points = [point for name in names for point in line("step", name, [1, 2], [0.5, 1.0])]
+    drawn = draw_panels(panel("cost_$x_{1$", "$ a day", "step", points))
+    drawn.canvas.draw()
+    (axes,) = drawn.axes
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == [name.replace("$", r"\$") for name in names]
+    assert len(axes.lines) == 20
+    draw_maps([Map("a_$b_{$", np.eye(2), ["$x_{", "y"], ["a$", "$b"])]).canvas.draw()
 
 
 def test_accuracy_matrices_are_on_one_scale() -> None:

@@ -132,6 +132,14 @@ def test_each_job_has_a_device_of_its_own(tmp_path: Path) -> None:
     assert sum(jobs.values()) == 4
 
 
+def test_jobs_without_a_device_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them would share the first."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    code = "import os, pathlib; pathlib.Path('seen').write_text(repr(os.environ['CUDA_VISIBLE_DEVICES']))"
+    assert errors([job(tmp_path, code)]) == {}
+    assert (tmp_path / "seen").read_text() == "''"
+
+
 # -- how jobs are stopped -----------------------------------------------------------------------------------------
 
 WAITING = (
@@ -275,13 +283,34 @@ def test_an_engine_that_ends_asks_its_tasks_and_kills_those_that_do_not_answer(
     """A task that is asked is interrupted, and keeps what it has; only what is left after a while is killed."""
     fake, cancelled = FakeRay(), []
     faked(monkeypatch, fake)
-    fake.remote = lambda **_: lambda _run: SimpleNamespace(remote=lambda job, _threads: f"task of {job.key}")
+    fake.remote = lambda **_: lambda _run: SimpleNamespace(remote=lambda job, *_more: f"task of {job.key}")
     fake.cancel = lambda task, force: cancelled.append((task, force))
     fake.wait = lambda tasks, **_: ([tasks[0]], tasks[1:])
     with Ray() as engine:
         for key in ("quick", "deaf"):
             engine.start(job(tmp_path, "pass", key))
     assert cancelled == [("task of quick", False), ("task of deaf", False), ("task of deaf", True)]
+
+
+def test_gpus_that_no_node_of_ray_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their tasks would wait for ever."""
+    fake = FakeRay()
+    faked(monkeypatch, fake)
+    fake.nodes = lambda: [
+        {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
+        {"Alive": False, "Resources": {"GPU": 8.0}},
+    ]
+    with Ray(gpus=1):
+        pass
+    with (
+        pytest.raises(UserError, match="expected a node of the cluster with 2, the most that one has is 1"),
+        Ray(gpus=2),
+    ):
+        pass
+    assert "shutdown" in fake.seen
+    fake.running = True
+    with pytest.raises(UserError, match="has joined a Ray cluster already"), Ray(address="auto"):
+        pass
 
 
 def test_ray_is_imported_with_its_environment_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,9 @@ class Constants:
         result = {}
         for (site, layer), squares in self.squares.items():
             count = self.counts[site].double()
-            samples = max(float(count.max()), 2.0)
+            samples = float(count.max())
+            if samples < 2:
+                raise UserError(f"input-dependence: expected averages of at least 2 samples, got {samples:g}")
             explained = (count * self.matrices[site, layer].double().square()).sum((-1, -2))
             dependence = (1 - explained / squares.clamp(min=1e-300)) * samples / (samples - 1)
             result[site, layer] = dependence.clamp(0, 1)

@@ -17,6 +17,7 @@ from regard.report.panels import INKS, Panel, assign_styles
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Kind = Literal["map", "profile", "layers"]
 KINDS: dict[Kind, tuple[str, ...]] = {"map": ("layer", "head"), "layers": ("layer",), "profile": ("position",)}
@@ -53,7 +54,9 @@ def draw_statistic(
         raise UserError(f"{matching[0].statistic} has one value for the whole model: there is nothing to draw")
     measure = next((one for one in drawable if one.statistic == FIRST), drawable[0])
     possible = _kinds(measure)
-    selected_kind = possible[0] if kind is None else kind
+    by_position = {"map": heads(measure, position), "layers": layers(measure, position)}
+    fitting = possible if position is None else [name for name in possible if by_position.get(name) is not None]
+    selected_kind = (fitting or possible)[0] if kind is None else kind
     if selected_kind not in possible:
         expected = f"expected one of {', '.join(possible)}"
         raise UserError(f"{measure.statistic} cannot be drawn as {kind!r}: {expected}")
@@ -95,8 +98,8 @@ def draw_maps(maps: Sequence[Map]) -> Figure:
     for axes, item in zip(all_axes, maps, strict=True):
         shade: dict[str, Any] = {"cmap": colors.ramp(), "aspect": "equal", "interpolation": "nearest", **limits}
         image = axes.imshow(item.values, **shade)
-        axes.set_title(item.title, fontsize=10, loc="left")
-        axes.set(xlabel=item.column_title, ylabel=item.row_title)
+        axes.set_title(_plain(item.title), fontsize=10, loc="left")
+        axes.set(xlabel=_plain(item.column_title), ylabel=_plain(item.row_title))
         places, names = _ticks(item.columns)
         axes.set_xticks(places, names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(*_ticks(item.rows))
@@ -110,25 +113,35 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
     from matplotlib.ticker import MaxNLocator
 
     figure, all_axes = grid(len(panels), 3, 3.6, 2.9)
+    first: list[str] = []
     for axes, panel in zip(all_axes, panels, strict=True):
+        drawn: dict[str, Line2D] = {}
         points, axis = pd.DataFrame(panel["points"]), str(panel["axis"])
         across = "place" if "ticks" in panel else axis
         groups = dict(iter(points.groupby("series", sort=False)))
-        for name, ink, stroke in panel.get("lines") or assign_styles([*groups]):
+        for name, ink, stroke in panel.get("lines") or assign_styles([*groups], repeat=True):
             if name in groups:
-                _panel_line(axes, groups[name], across, str(name), colors.SERIES_LIGHT[ink % INKS], DASHES[stroke])
-        axes.set_title(panel["caption"], fontsize=9, loc="left")
+                drawn[name] = _panel_line(
+                    axes, groups[name], across, str(name), colors.SERIES_LIGHT[ink % INKS], DASHES[stroke]
+                )
+        axes.set_title(_plain(panel["caption"]), fontsize=9, loc="left")
         if "ticks" in panel:
-            axes.set_xticks(panel["ticks"]["places"], panel["ticks"]["names"])
+            axes.set_xticks(panel["ticks"]["places"], list(map(_plain, panel["ticks"]["names"])))
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(AXIS_TITLES.get(axis, axis.capitalize()))
-        axes.set_ylabel(panel["note"], fontsize=8)
+        axes.set_ylabel(_plain(panel["note"]), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-        lines, names = axes.get_legend_handles_labels()
-        if len(names) > 1 and (axes is all_axes[0] or names != all_axes[0].get_legend_handles_labels()[1]):
-            axes.legend(lines, names, fontsize=7, frameon=False)
+        names = list(drawn)
+        if len(names) > 1 and names != first:
+            axes.legend([*drawn.values()], list(map(_plain, names)), fontsize=7, frameon=False)
+        first = names if axes is all_axes[0] else first
     return figure
+
+
+def _plain(text: object) -> str:
+    """Return a text as Matplotlib shows it without reading formulas between dollars."""
+    return str(text).replace("$", r"\$")
 
 
 def grid(count: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
@@ -165,12 +178,12 @@ def _title(measure: Measure) -> str:
 def _ticks(names: Sequence[Any] | Labels) -> tuple[list[int], list[str]]:
     step = max(1, len(names) // 12)
     at = list(range(0, len(names), step))
-    return at, [str(names[i]) for i in at]
+    return at, [_plain(names[i]) for i in at]
 
 
 def _line_axes(title: str, axis: str) -> tuple[Figure, Axes]:
     figure, (axes,) = grid(1, 1, 5.2, 3.0)
-    axes.set_title(title, fontsize=10, loc="left")
+    axes.set_title(_plain(title), fontsize=10, loc="left")
     axes.set(xlabel=axis)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
@@ -211,9 +224,10 @@ def _line(axes: Axes, block: Block, axis: str, color: object, label: str | None 
         axes.fill_between(across, low, high, color=color, alpha=0.16, linewidth=0)
 
 
-def _panel_line(axes: Axes, points: pd.DataFrame, across: str, name: str, color: str, dashes: str) -> None:
+def _panel_line(axes: Axes, points: pd.DataFrame, across: str, name: str, color: str, dashes: str) -> Line2D:
     marker = "o" if len(points) <= MARKED else ""
     line: Mapping[str, Any] = {"color": color, "linewidth": 1.5, "marker": marker, "markersize": 3, "label": name}
     value, low, high = (points[column].astype(float) for column in ("value", "low", "high"))
-    axes.plot(points[across], value, dashes, **line)
+    (drawn,) = axes.plot(points[across], value, dashes, **line)
     axes.vlines(points[across], low, high, color=color, linewidth=1, alpha=0.6)
+    return drawn

@@ -94,7 +94,7 @@ const regard = (() => {
     const names = order(points, "series");
     const rows = new Map();
     points.forEach((p) => rows.set(p[key], { ...rows.get(p[key]), [p.series]: p.shown }));
-    return [[title, ...names], [...rows].map(([place, row]) => [String(place), ...names.map((name) => row[name] || "–")])];
+    return [[title, ...names], [...rows].sort(([a], [b]) => (typeof a === "number" ? a - b : 0)).map(([place, row]) => [String(place), ...names.map((name) => row[name] || "–")])];
   };
 
   // ---- lines ----

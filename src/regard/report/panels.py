@@ -76,9 +76,10 @@ def line(
     return points
 
 
-def assign_styles(names: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Assign an ink and a stroke to each name, as far as they suffice."""
-    return [(name, i % INKS, i // INKS) for i, name in enumerate(names[:LINES])]
+def assign_styles(names: Sequence[str], *, repeat: bool = False) -> list[tuple[str, int, int]]:
+    """Assign an ink and a stroke to each name, as far as they suffice; to all with `repeat`, from the first again."""
+    styled = names if repeat else names[:LINES]
+    return [(name, i % INKS, i // INKS % STROKES) for i, name in enumerate(styled)]
 
 
 def round_value(value: float) -> float:

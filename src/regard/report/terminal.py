@@ -32,8 +32,11 @@ def summary(
 
 
 def sparkline(values: Sequence[float] | np.ndarray, most: int = 48) -> str:
-    """Return the values as blocks between their smallest and their largest; a blank for NaN."""
+    """Return the values as blocks between their smallest and their largest; a blank for what is not finite."""
     numbers = np.asarray(values, dtype=np.float64)
+    numbers = np.where(np.isfinite(numbers), numbers, np.nan)
+    if np.isnan(numbers).all():
+        return " " * min(most, len(numbers))
     shown = numbers[np.linspace(0, len(numbers) - 1, min(most, len(numbers))).round().astype(int)]
     low, high = np.nanmin(numbers), np.nanmax(numbers)
     if low == high:

@@ -156,7 +156,7 @@ class Option:
             raise self.error(repr(value))
         if number is not None:
             in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
-            if not (math.isfinite(value) and all(in_limits)):
+            if not ((isinstance(value, int) or math.isfinite(value)) and all(in_limits)):
                 raise self.error(value)
         if self.choices is not None and value not in self.choices:
             raise self.error(repr(value))

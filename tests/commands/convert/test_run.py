@@ -400,8 +400,11 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
         (
             "llama",
             {"attention": "softmax+window=16+prefix=4", "length": 16},
-            "^attention: a window of 16 hides nothing in sequences of 16 tokens; expected a smaller",
+            "^attention: a window of 16 and 4 first tokens hide nothing in sequences of 16 tokens; expected a smaller",
         ),
+        ("llama", {"attention": "softmax+window=12+prefix=4"}, "a window of 12 and 4 first tokens hide nothing"),
+        ("llama", {"attention": "softmax+window=16"}, "a window of 16 hides nothing"),
+        ("llama", {"attention": ""}, "attention: expected"),
         (
             "llama",
             {"length": 2049},
@@ -414,6 +417,14 @@ def test_what_cannot_be_converted(
 ) -> None:
     with pytest.raises(UserError, match=message):
         convert(causal if kind == "llama" else str(tiny(kind)), **{**small, **options})
+
+
+def test_one_held_out_row_is_too_few(causal: str, tmp_path: Path) -> None:
+    """It has no interval."""
+    (tmp_path / "short.txt").write_text("red blue green " * 20, encoding="utf-8")
+    options = {**SMALL, "text": [str(tmp_path / "short.txt")], "cache": tmp_path / "cache", "eval_samples": 2}
+    with pytest.raises(UserError, match="text: expected at least 2 held-out sequences of 16 tokens, got 1"):
+        convert(causal, **options)
 
 
 def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
@@ -467,6 +478,7 @@ def test_the_window_by_default_hides_something_in_short_sequences() -> None:
     attentions = [ConvertConfig().for_model(limit).chosen_attention for limit in (None, 128, 64, 32)]
     assert attentions == [f"softmax+window={window}+prefix=4" for window in (64, 64, 32, 16)]
     assert ConvertConfig(length=48).for_model(None).chosen_attention == "softmax+window=24+prefix=4"
+    assert ConvertConfig(length=8).for_model(None).chosen_attention == "softmax+window=3+prefix=4"
 
 
 def test_a_converted_decoder_of_ours_is_loaded_where_nothing_imports_its_class(

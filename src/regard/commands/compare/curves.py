@@ -92,7 +92,7 @@ def _by_step(histories: Mapping[str, pd.DataFrame], columns: Mapping[str, Sequen
         points = []
         for name, history in histories.items():
             points += line("step", name, numeric_column(history, "step"), numeric_column(history, column), unit)
-        panels += panel(caption, note, "step", points, assign_styles(list(histories)))
+        panels += panel(caption, note, "step", points, assign_styles(list(histories), repeat=True))
     return panels
 
 

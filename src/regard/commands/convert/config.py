@@ -16,6 +16,7 @@ AVERAGE, TRAINED_AVERAGE = "average", "average-init"
 """The attentions that stand for constants: the averages over rows of the text, which stay as they are, or learn."""
 DEFAULT_LENGTH = 128
 DEFAULT_WINDOW = 64
+DEFAULT_PREFIX = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +68,14 @@ class ConvertConfig(Config):
         from regard.hooks.operation import parse_attention
 
         length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
-        attention = self.attention or f"softmax+window={min(DEFAULT_WINDOW, length // 2)}+prefix=4"
+        window = min(DEFAULT_WINDOW, length // 2, length - DEFAULT_PREFIX - 1)
+        attention = f"softmax+window={window}+prefix={DEFAULT_PREFIX}" if self.attention is None else self.attention
         spec = None if attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(attention)
-        if spec is not None and spec.window is not None and spec.window >= length:
+        if spec is not None and spec.window is not None and spec.window + spec.prefix >= length:
             longer = "" if length == limit else ", or a larger length"
+            first = f" and {spec.prefix} first tokens hide" if spec.prefix else " hides"
             raise UserError(
-                f"attention: a window of {spec.window} hides nothing in sequences of {length} tokens; expected a "
+                f"attention: a window of {spec.window}{first} nothing in sequences of {length} tokens; expected a "
                 f"smaller window{longer}"
             )
         return self.replace(length=length, attention=attention)

@@ -195,6 +195,9 @@ class _Conversion:
             for domain in corpus.domains
         }
         self.rows = torch.cat(list(self.held_out.values()))
+        if len(self.rows) < 2:
+            wanted = f"at least 2 held-out sequences of {config.num_tokens} tokens"
+            raise UserError(f"text: expected {wanted}, got {len(self.rows)}; give more text or a smaller length")
         entry = student.config.constant_heads
         constant = {(site, layer) for site, layer, _ in entry["heads"]}
         places = [p for p in entry["places"] if not constant or (p["site"], p["layer"]) in constant]

@@ -18,6 +18,8 @@ from regard.errors import UserError
 
 TERMINATE_TIMEOUT = 30.0  # seconds that a process has to keep what it has done, once it is asked to end
 MOST_LOST = 20  # machines that a job may lose before that counts as a failure
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""Environment of a job that sees no GPU."""
 _TAIL = 8192
 
 
@@ -81,10 +83,10 @@ def start_job(job: Job, threads: int, environment: Mapping[str, str] | None = No
     return StartedJob(job, guard, log.stat().st_size)
 
 
-def run_job(job: Job, threads: int) -> JobResult:
+def run_job(job: Job, threads: int, environment: Mapping[str, str] | None = None) -> JobResult:
     """Run a job on this machine, which ends with the caller, and return its result."""
     try:
-        started = start_job(job, threads)
+        started = start_job(job, threads, environment)
     except OSError as error:
         advice = "a sweep needs a folder that all its nodes share"
         return JobResult(job.key, f"{error.strerror}: {error.filename}; {advice}")
@@ -131,6 +133,7 @@ class Local:
     """Several processes at once (default: one a core), which share the cores equally.
 
     With `devices`, GPUs as CUDA_VISIBLE_DEVICES names them, there is one process a GPU, which sees only that one.
+    Without, processes see no GPU: all of them would share the first.
     """
 
     patience = 0.0
@@ -156,9 +159,10 @@ class Local:
         return self.workers
 
     def start(self, job: Job) -> None:
-        environment = {}
+        environment = NO_GPU
         if self._free:
-            self._device[job.key] = environment["CUDA_VISIBLE_DEVICES"] = self._free.pop(0)
+            self._device[job.key] = self._free.pop(0)
+            environment = {"CUDA_VISIBLE_DEVICES": self._device[job.key]}
         self._running[job.key] = start_job(job, max(1, cores() // self.workers), environment)
 
     def ended(self) -> list[JobResult]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from regard.errors import UserError, describe_error
-from regard.runs.launchers.jobs import TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
+from regard.runs.launchers.jobs import NO_GPU, TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
 
 _STORE = 100 * 2**20  # bytes of the object store of an own cluster: only names and exit codes pass through it
 
@@ -55,8 +55,27 @@ class Ray:
             around.enter_context(_quiet())
             if not self._ray.is_initialized():
                 self._begin()
+            elif self._address:
+                raise UserError(
+                    "address: this process has joined a Ray cluster already; leave address out for that one"
+                )
+            try:
+                self._check_gpus()
+            except UserError:
+                if self._ours:
+                    self._ray.shutdown()
+                raise
             self._around = around.pop_all()
         return self
+
+    def _check_gpus(self) -> None:
+        """Raise UserError if no node has as many GPUs as a job needs, which would wait for ever."""
+        nodes = self._ray.nodes() if self._gpus else ()
+        most = max((node["Resources"].get("GPU", 0) for node in nodes if node["Alive"]), default=0)
+        if most < self._gpus:
+            raise UserError(
+                f"gpus: expected a node of the cluster with {self._gpus}, the most that one has is {most:g}"
+            )
 
     def _begin(self) -> None:
         """Start a cluster, or join the one at the address. Raises UserError."""
@@ -91,7 +110,7 @@ class Ray:
 
     def start(self, job: Job) -> None:
         task = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=0, scheduling_strategy="SPREAD")(run_job)
-        self._keys[task.remote(job, self._threads)] = job.key
+        self._keys[task.remote(job, self._threads, None if self._gpus else NO_GPU)] = job.key
 
     def ended(self) -> list[JobResult]:
         tasks: list[Any] = []
