@@ -11,7 +11,7 @@ from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
 from regard.data.tasks import TASKS, read_task
 from regard.data.texts import Source, Texts, load_python_documentation, read_texts
-from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, train_tokenizer
+from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, special_tokens, train_tokenizer
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
@@ -46,5 +46,6 @@ __all__ = [
     "read_texts",
     "read_tokenizer",
     "replace_one_token",
+    "special_tokens",
     "train_tokenizer",
 ]

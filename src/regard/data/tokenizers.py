@@ -90,10 +90,15 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
 
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of special tokens: with a role, as bos, and others that were added as special, as of chats."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset({*tokenizer.all_special_ids, *(token for token, one in added.items() if one.special)})
+
+
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
     """Return the ids of all tokens that are not special, ascending."""
-    added = {token for token, content in tokenizer.added_tokens_decoder.items() if content.special}
-    ids = sorted(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids) - added)
+    ids = sorted(set(tokenizer.get_vocab().values()) - special_tokens(tokenizer))
     if not ids:
         raise UserError("tokenizer: expected tokens that are not special, its vocabulary has none")
     return torch.tensor(ids)
@@ -110,7 +115,7 @@ def common_tokens(tokenizer: Any) -> frozenset[int]:
 
     Source: "common tokens", which occur in texts on any subject (Bai et al. 2024).
     """
-    ids = set(tokenizer.all_special_ids)
+    ids = set(special_tokens(tokenizer))
     for token, token_id in tokenizer.get_vocab().items():
         if not any(map(str.isalnum, token)):
             text = tokenizer.convert_tokens_to_string([token]).strip()

@@ -30,6 +30,7 @@ class ForwardContext:
         encoder_tokens: Tokens of the encoder whose states it is passed.
         has_room: It is passed a cache that may have room for more keys than tokens.
         images: Images that it is passed, one a row; None if it is passed none, or several together.
+        reads_images: It is passed pixels, whose masks have names of their own.
         pair_mask: The mask of pairs that it is passed, (batch, 1 or head, query, key), without a cache before it.
     """
 
@@ -41,6 +42,7 @@ class ForwardContext:
     encoder_tokens: int = 0
     has_room: bool = False
     images: int | None = None
+    reads_images: bool = False
     pair_mask: Tensor | None = None
 
     @classmethod
@@ -81,6 +83,7 @@ class ForwardContext:
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(encoder_mask)),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
+            reads_images=isinstance(pixels, Tensor),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
             pair_mask=_find_pair_mask(mask) if offset == 0 else None,
         )
@@ -149,6 +152,15 @@ def keeps_apart(call: AttentionCall, segments: Tensor) -> bool:
     if call.keep is None:
         return False
     return not bool(meet_anywhere(call.keep, segments))
+
+
+def packed_blocks(call: AttentionCall) -> Tensor | None:
+    """Return the number of the block of each token, of a call whose mask keeps blocks of a row apart; None of one."""
+    if call.keep is None or call.keep.shape[-1] != call.query.shape[2]:
+        return None
+    starts = _find_blocks(call.keep).expand(len(call.query), -1)
+    is_first = torch.nn.functional.pad(starts.diff(dim=-1) != 0, (1, 0))
+    return is_first.cumsum(-1) if bool(is_first.any()) else None
 
 
 def meet_anywhere(keep: Tensor, segments: Tensor) -> Tensor:

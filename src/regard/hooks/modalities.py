@@ -26,6 +26,14 @@ SUFFIXES = ("token_id", "token_index")
 """How the fields of a configuration end that hold the id of a modality's tokens, such as image_token_id."""
 
 
+def describe_one_modality(name: str) -> str:
+    """Say why there is no attention between the modalities of a model."""
+    return (
+        f"expected a model that reads several modalities in one sequence, with the id of their tokens in its config "
+        f"(image_token_id, …); {name} has none"
+    )
+
+
 @dataclass(frozen=True)
 class TokenModalities:
     """Ids of the tokens that are not text, by modality."""

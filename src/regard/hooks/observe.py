@@ -26,7 +26,7 @@ from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
-from regard.hooks.modalities import RootTokens, TokenModalities
+from regard.hooks.modalities import RootTokens, TokenModalities, describe_one_modality
 from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
@@ -110,7 +110,7 @@ class Watch(Observer, Readings):
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
-            raise UserError(f"{ModalityMass.name}: expected several modalities, {type(model).__name__} has one")
+            raise UserError(f"{ModalityMass.name}: {describe_one_modality(type(model).__name__)}")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks, located = select_stacks(model, part)
@@ -378,7 +378,8 @@ class Watch(Observer, Readings):
         vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
         tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
         virtual_key = call.operation is not None and call.operation.has_extra_column
-        layer.add_attention(tensors, first_key=first_key, keys=keys, virtual_key=virtual_key)
+        counts = {"queries": call.query.shape[2], "keys": keys}
+        layer.add_attention(tensors, **counts, first_key=first_key, virtual_key=virtual_key)
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]

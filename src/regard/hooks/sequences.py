@@ -17,7 +17,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
-from regard.hooks.forward_pass import ForwardContext, keeps_apart, seen_keys
+from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site
 from regard.hooks.numbering import BlockCounter, CallPosition
@@ -129,7 +129,7 @@ class Sequences:
                 self._refuse_rows(self._batch, len(call.query))
             if not position.is_repeat:
                 self.lengths.setdefault(position.layer, []).append(call.query.shape[2])
-        if self._is_own_module and (kind == "cross" or call.key.shape[2] == call.query.shape[2]):
+        if self._hides_padding_by_itself and (kind == "cross" or call.key.shape[2] == call.query.shape[2]):
             self._read_padding(kind, call)
         return position
 
@@ -153,6 +153,8 @@ class Sequences:
         if forward.segments is not None:
             segments = forward.segments.expand(batch, -1) if len(forward.segments) == 1 else forward.segments
             forward.segments = segments if keeps_apart(call, segments) else None
+        elif forward.images is not None and batch < forward.images:
+            forward.segments = packed_blocks(call)
         self._batch = batch
         self._length = forward.offset + queries
         if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
@@ -175,9 +177,10 @@ class Sequences:
             )
 
     @property
-    def _is_own_module(self) -> bool:
-        """Whether the stack is of no model of Transformers, whose arguments have names of their own."""
-        return not isinstance(self.stack.host or self.stack.module, PreTrainedModel)
+    def _hides_padding_by_itself(self) -> bool:
+        """Whether arguments may say what is padding by any name: of modules of one's own, and masks of images."""
+        is_own = not isinstance(self.stack.host or self.stack.module, PreTrainedModel)
+        return is_own or (self.forward is not None and self.forward.reads_images)
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:
         raise UserError(
@@ -353,8 +356,11 @@ class Sequences:
         if token_ids is not None and token_ids.shape[1] != length:
             token_ids = None  # attention is among others as well, such as patches of an image
         for (kind, index), layer in layers.items():
-            keys, tokens, query_tokens = queries, token_ids, None
+            own_queries = keys = queries
+            tokens, query_tokens = token_ids, None
             if kind == "cross":
+                if layer.queries != length and last.segments is None:  # the first tokens alone, as in a Q-Former
+                    own_queries = SampleAlignment.from_masks(self._batch, layer.queries, last.token_mask, None, device)
                 keys = SampleAlignment.from_masks(self._batch, layer.keys, last.encoder_mask, None, device)
                 tokens, query_tokens = self.encoder_tokens, token_ids
                 if tokens is not None and tokens.shape != (self._batch, layer.keys):
@@ -363,12 +369,12 @@ class Sequences:
                 site=cross_site(site) if kind == "cross" else site,
                 layer=index,
                 causal=kind == "self" and self.role == "decoder",
-                length=queries.length,
+                length=own_queries.length,
                 keys=keys.length,
                 token_ids=None if tokens is None else keys.align_tokens(tokens.to(device)),
-                query_token_ids=None if query_tokens is None else queries.align_tokens(query_tokens.to(device)),
+                query_token_ids=None if query_tokens is None else own_queries.align_tokens(query_tokens.to(device)),
                 virtual_key=layer.virtual_key,
-                tensors=layer.align(queries, keys, packed=last.segments is not None),
+                tensors=layer.align(own_queries, keys, packed=last.segments is not None),
             )
 
 

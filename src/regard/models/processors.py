@@ -99,13 +99,29 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
     if not reads_text(loaded, "images"):
         yield {"images": forms[0]}
         return
-    token = getattr(processor, "image_token", None)
-    prompts = [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "image"}, {"type": "text", "text": prompt}]
-        prompts = [processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)]
-    for text, form in itertools.product(prompts, forms):
-        yield {"images": form, "text": [text] * len(images), "padding": len(images) > 1}
+    chat = _chat(processor, "image", prompt)
+    for text, form in itertools.product(chat or _plain_prompts(processor, "image", prompt), forms):
+        yield {"images": form, **_text_arguments(processor, text, len(images))}
+
+
+def _plain_prompts(processor: Any, medium: Literal["image", "audio"], prompt: str) -> list[str]:
+    token = getattr(processor, f"{medium}_token", None)
+    return [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
+
+
+def _chat(processor: Any, medium: Literal["image", "audio"], prompt: str) -> list[str]:
+    """Return the prompt as a chat template frames it; nothing without one."""
+    if not getattr(processor, "chat_template", None):
+        return []
+    content = [{"type": medium}, {"type": "text", "text": prompt}]
+    return [processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)]
+
+
+def _text_arguments(processor: Any, text: str, count: int) -> dict[str, Any]:
+    """Return the arguments of so many copies of a text, whose beginning-of-sequence token stands once."""
+    bos = getattr(processor.tokenizer, "bos_token", None)
+    framed = {"add_special_tokens": False} if bos is not None and text.startswith(bos) else {}
+    return {"text": [text] * count, "padding": count > 1, **framed}
 
 
 def reads_text(loaded: Loaded, kind: Kind) -> bool:
@@ -164,15 +180,8 @@ def _audio_arguments(loaded: Loaded, clips: Sequence[Any], prompt: str) -> Itera
         if len(clips) > 1:
             yield {name: list(clips), **options, "padding": True}
         return
-    token = getattr(processor, "audio_token", None)
-    prompts = [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
-    if getattr(processor, "chat_template", None):
-        content = [{"type": "audio"}, {"type": "text", "text": prompt}]
-        prompts.insert(
-            0, processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-        )
-    for text in prompts:
-        yield {"audio": list(clips), "text": [text] * len(clips), "padding": len(clips) > 1, **options}
+    for text in [*_chat(processor, "audio", prompt), *_plain_prompts(processor, "audio", prompt)]:
+        yield {"audio": list(clips), **_text_arguments(processor, text, len(clips)), **options}
 
 
 def _move(value: Any, model: PreTrainedModel) -> Any:

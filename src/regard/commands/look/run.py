@@ -1,8 +1,6 @@
 """One text or image, read by a model: what each token draws, and the weights of its heads, as JSON."""
 
-import base64
 import html
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +17,7 @@ from regard.commands.look import encoding
 from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
+from regard.commands.look.pictures import Patches, draw_picture, find_patches, name_tokens
 from regard.data import Images
 from regard.data.tokenizers import encode_beginning
 from regard.errors import UserError
@@ -29,7 +28,6 @@ from regard.hooks.routing import observing
 from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
 from regard.models.processors import check_reads_text, image_inputs, with_processor
-from regard.report.labels import visible
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.output_dir import check_output_file, write_file
 from regard.runs.provenance import describe_model, describe_run
@@ -157,7 +155,7 @@ def look_at(
             pane = look_at_inputs(loaded, inputs, data, config)
         shares = zip(routed.adapter_names, weights.tolist(), strict=True)
         pane["router"] = [[name, round(share, 4)] for name, share in shares]
-    return {**pane, "picture": _picture(loaded, inputs) if image is not None else None}
+    return {**pane, "picture": draw_picture(loaded, inputs) if image is not None else None}
 
 
 def look_at_inputs(
@@ -172,7 +170,8 @@ def look_at_inputs(
     `data` says where the inputs come from, and has `notes`.
     """
     with eval_mode(loaded.model):
-        observed, sites = _observe(loaded, forward or (lambda: loaded.model(**inputs)), config)
+        patches = find_patches(loaded, inputs)
+        observed, sites = _observe(loaded, forward or (lambda: loaded.model(**inputs)), patches, config)
     return {
         "model": describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
         "data": {name: value for name, value in data.items() if name != "notes"},
@@ -244,7 +243,7 @@ class _Observed:
 
 
 def _observe(
-    loaded: models.Loaded, forward: Callable[[], object], config: LookConfig
+    loaded: models.Loaded, forward: Callable[[], object], patches: Patches | None, config: LookConfig
 ) -> tuple[_Observed, list[dict[str, Any]]]:
     kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
@@ -256,7 +255,7 @@ def _observe(
         observed = _Observed.of(*kept)
         for statistic in kept:
             statistic.layers = []
-        sites = {site: _describe_site(site, observed, loaded, config) for site in observed.attention}
+        sites = {site: _describe_site(site, observed, loaded, patches, config) for site in observed.attention}
         alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
         shapes = {key: _shape(*key, alpha, observed) for key, alpha in alphas.items()}
         few = {site: torch.tensor(sites[site]["few"], dtype=torch.long) for site in sites}
@@ -285,7 +284,9 @@ def _shape(site: str, layer: int, alpha: Tensor, observed: _Observed) -> Shape:
     return Shape(site, layer, alpha.shape[0], int(observed.attention[site][layer].length[0]), alpha.shape[1])
 
 
-def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config: LookConfig) -> dict[str, Any]:
+def _describe_site(
+    site: str, observed: _Observed, loaded: models.Loaded, patches: Patches | None, config: LookConfig
+) -> dict[str, Any]:
     """Return tokens, norms, sinks and massive activations of a site; its α under `alphas`, to be encoded later."""
     layers = observed.attention[site]
     first = next(iter(layers.values()))
@@ -309,11 +310,11 @@ def _describe_site(site: str, observed: _Observed, loaded: models.Loaded, config
         norms = layer.tensors["value_norm"][0, :, :keys].float().mean(0)
         entries.append({"layer": number, "heads": len(alpha), "value": encoding.encode_float(norms)})
     hidden, massive = _describe_hidden(observed.hidden.get(site, {}), keys)
-    tokens, special, grid = _name_tokens(first.token_ids, keys, site, loaded)
+    tokens, special, grid = name_tokens(first.token_ids, keys, site, loaded, patches)
     names = None
     if site.startswith("cross") and own in observed.attention:
         decoder = next(iter(observed.attention[own].values()))
-        names = _name_tokens(decoder.token_ids, queries, own, loaded)[0]
+        names = name_tokens(decoder.token_ids, queries, own, loaded, patches)[0]
     return {
         "site": site,
         "causal": first.causal,
@@ -343,54 +344,3 @@ def _describe_hidden(layers: Mapping[int, Observation], keys: int) -> tuple[list
         for token in (peak > least).nonzero()[:, 0].tolist():
             massive.append([number, token, round(float(peak[token]), 1), int(channel[token])])
     return norms, massive
-
-
-def _name_tokens(
-    ids: Tensor | None, number: int, site: str, loaded: models.Loaded
-) -> tuple[list[str], list[int], dict[str, int] | None]:
-    """Return the names of tokens, which of them are special, and where a grid of image patches stands among them."""
-    config = loaded.model.config
-    vision = getattr(config, "vision_config", config)
-    size, patch = (getattr(vision, name, None) for name in ("image_size", "patch_size"))
-    across = _pair(size)[1] // _pair(patch)[1] if size and patch else 0
-    down = _pair(size)[0] // _pair(patch)[0] if size and patch else 0
-    names, special, grid = [f"#{index}" for index in range(number)], list[int](), None
-    if ids is None:
-        if site.startswith("encoder") and 0 <= number - across * down <= 8 and across:
-            first = number - across * down
-            grid = {"first": first, "rows": down, "columns": across}
-            special = list(range(first))
-            names[:first] = ["[CLS]", *(f"[extra {index}]" for index in range(1, first))][:first]
-    else:
-        numbers = ids[0, :number].tolist()
-        tokenizer = loaded.tokenizer
-        names = [visible(str(name)) for name in tokenizer.convert_ids_to_tokens(numbers)]
-        special = [index for index, one in enumerate(numbers) if one in set(tokenizer.all_special_ids)]
-        image = getattr(config, "image_token_id", None)
-        places = [index for index, one in enumerate(numbers) if image is not None and one == image]
-        if places and len(places) == across * down == places[-1] - places[0] + 1:
-            grid = {"first": places[0], "rows": down, "columns": across}
-    if grid is not None:
-        for index in range(across * down):
-            names[grid["first"] + index] = f"patch {index // across},{index % across}"
-    return names, special, grid
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (int(size), int(size)) if isinstance(size, int) else (int(size[0]), int(size[1]))
-
-
-def _picture(loaded: models.Loaded, inputs: Mapping[str, Any]) -> str | None:
-    """Return the image that the model sees, cut and scaled by its processor; None if it is not one plane of pixels."""
-    from PIL import Image
-
-    pixels = inputs.get("pixel_values")
-    if not isinstance(pixels, Tensor) or pixels.ndim != 4 or pixels.shape[1] != 3:
-        return None
-    processor = getattr(loaded.processor, "image_processor", loaded.processor)
-    values = pixels[0].float().cpu().permute(1, 2, 0)
-    if getattr(processor, "do_normalize", False):
-        values = values * torch.tensor(processor.image_std) + torch.tensor(processor.image_mean)
-    file = io.BytesIO()
-    Image.fromarray((values.clamp(0, 1) * 255).round().to(torch.uint8).numpy()).save(file, "JPEG", quality=85)
-    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()

@@ -21,6 +21,7 @@ from regard.data import Images, Sounds, Texts, Windows
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_mode
+from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import text_inputs
@@ -120,6 +121,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
+    is_named = ModalityMass.name in observer.statistics and not {*DEFAULT} <= observer.statistics.keys()
+    if is_named and ModalityMass.name in observer.left_out:
+        warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(type(loaded.model).__name__)}")
     _check_statistics(observer, config, columns, media)
     columns = [part for part in columns if len(part.value)]
     if not columns:
@@ -201,7 +205,7 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Images
         configured |= {
             "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
             "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
-            "modality_mass": lambda: ModalityMass(loaded.tokenizer.all_special_ids),
+            "modality_mass": lambda: ModalityMass(data.special_tokens(loaded.tokenizer)),
         }
     names = [part.name if isinstance(part, PerturbationSpread) else part for part in config.statistics]
     return [
@@ -223,7 +227,7 @@ def _make_perturbation(
 
 
 def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksByTokenClass:
-    special = tokenizer.all_special_ids
+    special = data.special_tokens(tokenizer)
     delimiters = data.common_tokens(tokenizer).union(data.line_breaks(tokenizer)).difference(special)
     return SinksByTokenClass(special, delimiters, config.epsilon, config.minimum_queries)
 
