@@ -11,12 +11,16 @@ import pytest
 import torch
 import transformers
 from PIL import Image
+from tokenizers import AddedToken, Tokenizer, models
 
 import regard
 from regard.commands.measure.result import MeasureResult
 from regard.data import read_images
+from regard.data.tokenizers import special_tokens
 from regard.errors import UserError
-from tests.tiny_vision import PATCHES, make_clip, make_llava, make_photos, make_vit
+from regard.models.model_files import Loaded
+from regard.models.processors import image_inputs
+from tests.tiny_vision import IMAGE, PATCHES, make_clip, make_llava, make_photos, make_vit
 
 Regard = Callable[..., Any]
 
@@ -219,6 +223,28 @@ def test_a_model_without_an_image_processor(tiny: Callable[[str], Path], folder:
         regard.measure(model, images=[])
     with pytest.raises(UserError, match="images: expected neither texts nor another input"):
         regard.measure(model, images=photos, texts=["one"])
+
+
+def test_a_chat_begins_with_one_token_of_beginning(folder: Path) -> None:
+    """The template has it, and the tokenizer would add another."""
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder / "llava")
+    processor = transformers.AutoProcessor.from_pretrained(folder / "llava")
+    plain = image_inputs(
+        Loaded(model, processor.tokenizer, "", None, processor=processor), [Image.new("RGB", (9, 9))], "Count"
+    )
+    processor.chat_template = "{{ bos_token }} <image> {{ messages[0]['content'][1]['text'] }}"
+    chat = image_inputs(
+        Loaded(model, processor.tokenizer, "", None, processor=processor), [Image.new("RGB", (9, 9))], "Count"
+    )
+    assert chat["input_ids"].tolist() == plain["input_ids"].tolist()
+    assert chat["input_ids"][0, :2].tolist() == [1, IMAGE]
+
+
+def test_special_tokens_are_those_with_a_role_and_those_added_as_special() -> None:
+    backend = Tokenizer(models.WordLevel({"<s>": 0, "<unk>": 1, "a": 2}, unk_token="<unk>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", unk_token="<unk>")
+    tokenizer.add_tokens([AddedToken("<row_1>", special=True), AddedToken("word", special=False)])
+    assert special_tokens(tokenizer) == {0, 1, 3}
 
 
 def test_images_are_upright_and_keep_sixteen_bits(tmp_path: Path) -> None:

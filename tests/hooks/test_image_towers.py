@@ -1,0 +1,87 @@
+"""Towers that read several images in one row, or pad them, and a Q-Former that reads text beside its queries."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from regard.hooks import watching
+
+NAMES = ["column_mass", "entropy", "distance", "hidden_norm", "over_smoothing"]
+SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+
+
+def table(watch: Any) -> pd.DataFrame:
+    keys = ["statistic", "layer", "head", "position"]
+    return watch.frame().set_index(keys)[["value", "n"]].sort_index()  # type: ignore[no-any-return]
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    pd.testing.assert_frame_equal(table(found), table(expected), rtol=1e-4, atol=1e-5)
+
+
+def pixels(*size: int) -> Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size)))
+
+
+@torch.no_grad()
+def test_images_in_one_row_are_samples_of_their_own() -> None:
+    """Pixtral joins the patches of all images, and keeps images apart by a mask."""
+    torch.manual_seed(0)
+    config = tf.PixtralVisionConfig(**SIZES, image_size=16, patch_size=4, initializer_range=0.5)
+    model = tf.PixtralVisionModel(config).eval()
+    sizes = [(16, 16), (8, 12), (12, 4)]
+    images = pixels(3, 3, 16, 16)
+    with watching(model, NAMES) as together:
+        model(images, image_sizes=torch.tensor(sizes))
+    with watching(model, NAMES) as alone:
+        for image, (height, width) in zip(images, sizes, strict=True):
+            model(image[None, :, :height, :width])
+    assert together.samples == alone.samples == 3
+    assert_same(together, alone)
+
+
+@torch.no_grad()
+def test_padded_patches_are_no_tokens() -> None:
+    """Keys that no query sees, whatever the mask of patches is called."""
+    torch.manual_seed(0)
+    model = tf.Siglip2VisionModel(tf.Siglip2VisionConfig(**SIZES, patch_size=4, num_patches=16)).eval()
+    patches, shapes = pixels(2, 12, 48), torch.tensor([[3, 4], [2, 3]])
+    mask = (torch.arange(12) < shapes.prod(1)[:, None]).int()
+    with watching(model, NAMES) as padded:
+        model(patches, pixel_attention_mask=mask, spatial_shapes=shapes)
+    with watching(model, NAMES) as alone:
+        for one, shape in zip(patches, shapes, strict=True):
+            count = int(shape.prod())
+            model(one[None, :count], pixel_attention_mask=torch.ones(1, count), spatial_shapes=shape[None])
+    assert_same(padded, alone)
+
+
+@pytest.mark.parametrize("words", [1, 7])
+@torch.no_grad()
+def test_queries_alone_attend_to_images_beside_text(words: int) -> None:
+    """InstructBLIP's Q-Former: six queries read the image, and read the text by self-attention."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"encoder_hidden_size": 12, "vocab_size": 30, "cross_attention_frequency": 1}
+    config = tf.InstructBlipQFormerConfig(**sizes, initializer_range=0.5)
+    model = tf.InstructBlipQFormerModel._from_config(config, attn_implementation="eager").eval()
+    seen: list[Tensor] = []
+    for layer in model.encoder.layer:
+        layer.crossattention.attention.register_forward_hook(lambda _module, _inputs, output: seen.append(output[1]))
+    queries, image, ids = pixels(2, 6, 16), pixels(2, 5, 12), torch.arange(1, 1 + 2 * words).reshape(2, words)
+    arguments = {
+        "input_ids": ids, "query_embeds": queries, "encoder_hidden_states": image,
+        "attention_mask": torch.ones(2, 6 + words), "encoder_attention_mask": torch.ones(2, 5),
+    }  # fmt: skip
+    model(**arguments)
+    expected = torch.stack(seen).double().mean((1, 3))  # layer, head, key
+    with watching(model, ["column_mass", "first_mass"]) as watch:
+        model(**arguments)
+    frame = watch.frame("column_mass", site="cross@encoder").sort_values(["layer", "head", "position"])
+    found = torch.tensor(frame["value"].to_numpy()).reshape(expected.shape)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    first = watch.frame("first_mass", site="cross@encoder", position=0).sort_values(["layer", "head"])["value"]
+    torch.testing.assert_close(torch.tensor(first.to_numpy()).reshape(2, 2), expected[..., 0], rtol=1e-4, atol=1e-6)
