@@ -106,7 +106,10 @@ def _show(
 ) -> None:
     if position.part:
         name = type(module).__name__
-        raise UserError(f"cannot show the matrices of {name}: it attends several times in a forward")
+        raise UserError(
+            f"cannot show the matrices of {name}, which attends several times in a forward; choose another part of the "
+            "model (part, --part)"
+        )
     sequences, path = watch.locations[module]
     site = find_site(sequences, watch.stacks.values(), attention_kind(path, module))
     read(site, position.layer, call.select_samples(slice(0, 1)), tiles)

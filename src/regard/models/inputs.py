@@ -21,9 +21,9 @@ def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
 
 def decoder_start(model: Any) -> int:
     """Return the decoder's start token, else the padding token, as in T5."""
-    generation_config = getattr(model, "generation_config", None)
-    candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, generation_config)]
-    for token in (*candidates, getattr(model.config, "pad_token_id", None)):
+    text, generation = model.config.get_text_config(), getattr(model, "generation_config", None)
+    candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, text, generation)]
+    for token in (*candidates, *(getattr(config, "pad_token_id", None) for config in (model.config, text))):
         if token is not None:
             return int(token)
     raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")

@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageTextToText,
     AutoModelForMaskedLM,
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
@@ -192,8 +193,10 @@ def _load_trained(
     with_head = select_head_class(config) if auto_class is AutoModel else None
     if (missing or wrong) and with_head is not None:
         headed, *lacks = read_weights(with_head, folder, config, False, **options)
-        if not any(lacks) and type(headed.base_model) is type(model):
-            return headed.base_model
+        if not any(lacks):
+            has_base = headed.base_model is not headed
+            if not has_base or type(headed.base_model) is type(model):
+                return headed.base_model if has_base else headed
     if missing and not wrong and set(missing) <= _head_of(model):
         problem = f"have none: {len(missing)} are missing, the first is {missing[0]}"
         raise UserError(f"model: expected a language model's head among the weights, those of '{name}' {problem}")
@@ -316,7 +319,8 @@ def select_head_class(config: Any) -> Any:
     if architecture.endswith(("ForMaskedLM", "ForPreTraining")):
         return AutoModelForMaskedLM
     if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        return select_language_model_class(config)
+        kinds = (select_language_model_class(config), AutoModelForImageTextToText)
+        return next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[0])
     return AutoModelForSequenceClassification if architecture.endswith("ForSequenceClassification") else None
 
 

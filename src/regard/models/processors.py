@@ -2,7 +2,7 @@
 
 import inspect
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -71,7 +71,8 @@ def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Load
 
 def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str, Any]:
     """Return the arguments of a forward over images, each with the prompt if the model reads text. Raises UserError."""
-    return _first_that_works(loaded, _processor_arguments(loaded, images, prompt), "images", len(images))
+    inputs = _first_that_works(loaded, _processor_arguments(loaded, images, prompt), "images", len(images))
+    return inputs | _decoder_inputs(loaded, prompt, inputs, len(images))
 
 
 def _first_that_works(loaded: Loaded, forms: Iterable[dict[str, Any]], kind: Kind, count: int) -> dict[str, Any]:
@@ -157,11 +158,19 @@ def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str,
         if any(inputs[name].shape[1:] != alone[name].shape[1:] for name in inputs if isinstance(inputs[name], Tensor)):
             name = type(loaded.model).__name__
             raise UserError(f"audio: {name} takes no mask of padding; use --batch-size 1 for sounds of several lengths")
-    if loaded.model.config.is_encoder_decoder and "decoder_input_ids" not in inputs and "input_ids" not in inputs:
-        words = [] if loaded.tokenizer is None else loaded.tokenizer.encode(prompt, add_special_tokens=False)
-        ids = torch.tensor([[decoder_start(loaded.model), *words]] * len(clips))
-        inputs["decoder_input_ids"] = ids.to(loaded.model.device)
-    return inputs
+    return inputs | _decoder_inputs(loaded, prompt, inputs, len(clips))
+
+
+def _decoder_inputs(loaded: Loaded, prompt: str, inputs: Mapping[str, Any], count: int) -> dict[str, Tensor]:
+    """Return what a decoder reads behind an encoder, its start token and the prompt, if the processor gives nothing."""
+    model = loaded.model
+    if not model.config.get_text_config().is_encoder_decoder or "decoder_input_ids" in inputs:
+        return {}
+    if "input_ids" in inputs and "decoder_input_ids" not in inspect.signature(model.forward).parameters:
+        return {}
+    words = [] if loaded.tokenizer is None else loaded.tokenizer.encode(prompt, add_special_tokens=False)
+    ids = torch.tensor([[decoder_start(model), *words]] * count)
+    return {"decoder_input_ids": ids.to(model.device)}
 
 
 def reads_text_beside(loaded: Loaded) -> bool:
