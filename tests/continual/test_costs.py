@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -57,10 +58,9 @@ def test_a_gradient_of_the_memory_is_counted() -> None:
     assert half[1] == pytest.approx(1.5 * plain[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("name", ["finetune", "osf", "seekr", "lfpt5"])
-def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What all steps do, counted as they run: some methods work once a batch, or on stored rows behind the others."""
-    sizes = {"batch_size": 8, "micro_batch_size": 3}
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The FLOPs of each training of a phase, as all its steps run."""
     done: list[int] = []
     train = running.training.train
 
@@ -71,6 +71,13 @@ def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.Monke
         return result
 
     monkeypatch.setattr(running.training, "train", counted)
+    return done
+
+
+@pytest.mark.parametrize("name", ["finetune", "osf", "seekr", "lfpt5"])
+def test_the_operations_told_are_those_done(name: str, done: list[int]) -> None:
+    """What all steps do, counted as they run: some methods work once a batch, or on stored rows behind the others."""
+    sizes = {"batch_size": 8, "micro_batch_size": 3}
     method = METHODS[name](METHODS[name].Config())
     if name == "lfpt5":
         learner = make_learner(
@@ -83,6 +90,27 @@ def test_the_operations_told_are_those_done(name: str, monkeypatch: pytest.Monke
     else:
         learner = make_learner(stream(), method, loaded(), replace(ONE, **sizes), seed=1)
     assert sum(flops(run_stream(learner, method))) == pytest.approx(sum(done), rel=0.1)
+
+
+def test_texts_of_several_lengths_and_work_of_a_micro_batch_are_told_as_done(done: list[int]) -> None:
+    """The padding of a first batch is not that of the others, and `osf` does as much for a short row as for a long."""
+    made, random = stream(), Random(0)
+
+    def uneven(given: Any) -> Examples:
+        texts = tuple((" ".join(["cat"] * random.choice([1, 2, 8])),) for _ in given.texts)
+        return Examples(texts=texts, labels=given.labels)
+
+    tasks = []
+    for task in made.tasks[:2]:
+        splits = {part: uneven(task.split(part)) for part in ("train", "dev", "test")}  # type: ignore[arg-type]
+        tasks.append(replace(task, **splits))
+    both = replace(made, tasks=tuple(tasks), order=(0, 1))
+    budget = replace(ONE, batch_size=8, micro_batch_size=1, num_epochs=4)
+    for name in ("finetune", "osf"):
+        done.clear()
+        method = METHODS[name](METHODS[name].Config())
+        told = flops(run_stream(make_learner(both, method, loaded(), budget, seed=1), method))
+        assert told == pytest.approx(done, rel=0.1)
 
 
 @pytest.mark.exhaustive

@@ -213,6 +213,13 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
         torch.testing.assert_close(found[1][key], value, rtol=0, atol=1e-9)
 
 
+def test_examples_are_rows_whatever_the_length_of_their_answers() -> None:
+    ran = learnt("finetune")
+    budget = ran.learner.budget
+    for task, row in zip(ran.learner.stream.tasks, ran.rows["cost"], strict=True):
+        assert row["examples_per_second"] * row["seconds"] == pytest.approx(budget.num_epochs * len(task.train))
+
+
 def test_operations_are_counted_for_each_token() -> None:
     method = made("finetune")
     learner = learner_of(method)

@@ -1,10 +1,11 @@
 """What a task costs: seconds, floating-point operations, memory, and what is kept of it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from regard.training.placement import micro_batches, process_share
 
 Row = dict[str, Any]
 Rows = dict[str, Tensor]
+Floats = np.ndarray[Any, np.dtype[np.float64]]
 ResultT = TypeVar("ResultT")
+_COUNTED = ("input_ids", "attention_mask", "labels")
 AROUND = ("hook_seconds", "scoring_seconds", "diagnostics_seconds", "saving_seconds")
 """Seconds around training: of what a method prepares and keeps, of scores, diagnostics (with the gate), and files."""
 
@@ -33,7 +36,8 @@ class TaskCost:
     steps: int = 0
     flops: float = 0.0
     examples: int = 0
-    tokens: dict[int, int] = field(default_factory=dict)
+    counts: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Tokens and examples of each step of the phase under way."""
 
     def time(self, name: str, function: Callable[..., ResultT], *args: Any) -> ResultT:
         """Call a function, and add the seconds that it takes to those of that name."""
@@ -42,25 +46,35 @@ class TaskCost:
         self.around[name] += time.perf_counter() - start
         return result
 
-    def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
-        """Return the batches of a phase, the tokens of each noted."""
-        self.tokens = {}
+    def count_batches(self, batches: Batches, micro_batch_size: int | None) -> Callable[[int], Rows]:
+        """Return the batches of a phase, the tokens and examples of each noted."""
+        self.counts, pieces = {}, _all_pieces(batches, micro_batch_size)
 
         def rows(step: int) -> Rows:
             batch = batches.rows(step)
-            self.tokens[step] = _count_tokens(batch)
+            self.counts[step] = _count_batch(batch, pieces)
             return batch
 
         return rows
 
-    def add(self, result: TrainResult, batches: Batches, *, token_flops: float, step_flops: float) -> None:
+    def add(
+        self,
+        result: TrainResult,
+        batches: Batches,
+        micro_batch_size: int | None,
+        *,
+        token_flops: float,
+        step_flops: float,
+    ) -> None:
         """Add a phase that is done, and its FLOPs; steps taken before the run was resumed count as the others."""
         self.seconds += result.seconds
         self.steps += result.steps
-        for step in set(range(batches.steps)) - self.tokens.keys():
-            self.tokens[step] = _count_tokens(batches.rows(step))
-        self.flops += token_flops * sum(self.tokens.values()) + step_flops * result.steps
-        self.examples += sum(int(row["items"]) for row in result.history[-1:])
+        pieces = _all_pieces(batches, micro_batch_size)
+        for step in set(range(batches.steps)) - self.counts.keys():
+            self.counts[step] = _count_batch(batches.rows(step), pieces)
+        tokens, examples = (sum(column) for column in zip(*self.counts.values(), strict=True))
+        self.flops += token_flops * tokens + step_flops * result.steps
+        self.examples += examples
 
     def row(self) -> Row:
         speed = self.examples / self.seconds if self.seconds else None
@@ -77,8 +91,20 @@ def trim_padding(rows: Rows) -> Rows:
     return trimmed
 
 
+def _all_pieces(batches: Batches, micro_batch_size: int | None) -> list[slice]:
+    """Return the micro-batches of a batch, of all processes."""
+    shares = (process_share(batches.size, rank, num_processes()) for rank in range(num_processes()))
+    return [piece for share in shares for piece in micro_batches(share, micro_batch_size)]
+
+
+def _count_batch(rows: Rows, pieces: Sequence[slice]) -> tuple[int, int]:
+    """Return the tokens that the model reads in a batch, with the padding that stays, and the rows that it answers."""
+    parts = ({name: rows[name][piece] for name in _COUNTED} for piece in pieces)
+    answered = (rows["labels"] != IGNORE_INDEX).reshape(len(rows["labels"]), -1).any(1)
+    return sum(_count_tokens(trim_padding(part)) for part in parts), int(answered.sum())
+
+
 def _count_tokens(rows: Rows) -> int:
-    """Return the tokens of the rows, padding included, in texts and in answers."""
     return rows["input_ids"].numel() + (rows["labels"].numel() if rows["labels"].dim() > 1 else 0)
 
 
@@ -88,26 +114,38 @@ def count_examples(rows: Rows) -> int:
 
 
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
-    """Return the FLOPs of loss and gradient for a token, and of `transform_gradients`, measured on the first batch.
+    """Return the FLOPs for each token, and those of a step whatever its tokens are, measured on the first batch.
 
     The whole batch counts, in the pieces in which the processes train it: a method may do some work once for each, and
-    read a memory in the last rows. So no more memory is taken than in training.
+    read a memory in the last rows. So no more memory is taken than in training. The least squares over pieces tell the
+    work of tokens from that of a piece, where their lengths differ; a step has `transform_gradients` as well.
     """
     learner.network.train()
-    rows = batches.rows(0)
-    shares = (process_share(batches.size, rank, num_processes()) for rank in range(num_processes()))
-    pieces = [piece for share in shares for piece in micro_batches(share, learner.budget.micro_batch_size)]
+    rows, pieces = batches.rows(0), _all_pieces(batches, learner.budget.micro_batch_size)
     autocast = torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.budget.precision == "bfloat16")
+    tokens, flops = list[float](), list[float]()
     with torch.random.fork_rng(devices=[]):
-        with flop_counter() as loss_counter, autocast:
-            for piece in pieces:
-                part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
+        for piece in pieces:
+            part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
+            with flop_counter() as counter, autocast:
                 method.loss(learner, learner.network, part).backward()
+            tokens.append(_count_tokens(part))
+            flops.append(counter.get_total_flops())
         with flop_counter() as transform_counter:
             if phase.transform_gradients is not None:
                 phase.transform_gradients(learner.network, 0)
     learner.network.zero_grad(set_to_none=True)
-    return loss_counter.get_total_flops() / _count_tokens(rows), float(transform_counter.get_total_flops())
+    token_flops, piece_flops = _fit_line(np.array(tokens), np.array(flops))
+    return token_flops, piece_flops * len(pieces) + transform_counter.get_total_flops()
+
+
+def _fit_line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Return slope and intercept of the least squares, neither below 0, that keep the sum of y."""
+    spread = x - x.mean()
+    slope = float(y.sum() / x.sum())
+    if len(x) > 2 and spread.any():
+        slope = min(max(float(spread @ y / (spread @ spread)), 0.0), slope)
+    return slope, float(y.mean() - slope * x.mean())
 
 
 def measure_memory(learner: Learner, method: Method) -> Row:

@@ -216,10 +216,11 @@ def _train(
             continue
         with train_only(learner.network, phase):
             token_flops, step_flops = measure_flops(learner, method, batches, phase)
+            micro_batch_size = learner.budget.micro_batch_size
             result = training.train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
-                batch=cost.count_batches(batches),
+                batch=cost.count_batches(batches, micro_batch_size),
                 loss=partial(method.loss, learner),
                 count=count_examples,
                 folder=None if phases_dir is None else phases_dir / f"stage-{index}",
@@ -230,7 +231,7 @@ def _train(
                 trim=trim_padding,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
+        cost.add(result, batches, micro_batch_size, token_flops=token_flops, step_flops=step_flops)
 
 
 def _make_training_config(
