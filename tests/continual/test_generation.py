@@ -216,8 +216,8 @@ def test_micro_batches_do_not_matter(name: str, kind: Kind) -> None:
 def test_examples_are_rows_whatever_the_length_of_their_answers() -> None:
     ran = learnt("finetune")
     budget = ran.learner.budget
-    for task, row in zip(ran.learner.stream.tasks, ran.rows["cost"], strict=True):
-        assert row["examples_per_second"] * row["seconds"] == pytest.approx(budget.num_epochs * len(task.train))
+    for one, row in zip(ran.learner.stream.tasks, ran.rows["cost"], strict=True):
+        assert row["examples_per_second"] * row["seconds"] == pytest.approx(budget.num_epochs * len(one.train))
 
 
 def test_operations_are_counted_for_each_token() -> None:

@@ -324,6 +324,19 @@ def test_the_case_of_a_suffix_says_nothing(tmp_path: Path, suffix: str) -> None:
     assert len(read_stream(tmp_path / "folder").tasks[0].test.texts) == len(records("b"))
 
 
+def test_quotes_of_tab_separated_values_are_told(tmp_path: Path) -> None:
+    rows = records("a")
+    path = write(tmp_path / "plain.tsv", rows)
+    read_stream(path)
+    path.write_text(path.read_text().replace("a 3", '"He said ""hi"" twice 3"'))
+    with pytest.warns(
+        UserWarning, match=r"plain.tsv, line 5: quotes around a field of .tsv are read as its text; save"
+    ):
+        read_stream(path)
+    path.write_text('task\ttext\tlabel\na\t"one\ntwo"\tyes\n')
+    assert message_of(path).endswith("line 2, got 2; .tsv is read without quotes")
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert message_of(tmp_path / "none.jsonl") == f"stream: expected a file, there is no {tmp_path / 'none.jsonl'}"
     for name, text, said in (

@@ -81,6 +81,7 @@ class EarlierTasks:
         open_parameters(learner.network, record["trained"])
         tensors = load_file(self.folder / KEPT_TENSORS)
         rows = {name: list(rows) for name, rows in self.rows.items()} | {LEARNT: list(record.get(LEARNT, []))}
+        rows["gate"] = [row for row in rows.get("gate", []) if not _is_of_the_end(row, count)]
         return count, method_state(record, tensors), rows
 
     def copy_deltas(self, learner: Learner, folder: Path) -> None:
@@ -96,6 +97,11 @@ class EarlierTasks:
             save_file({name: widen(start, name, value) for name, value in changed.items()}, path)
             sums[path.name] = sha256_of_file(path)
         write_file(folder / INDEX, json.dumps(seal({"files": sums})))
+
+
+def _is_of_the_end(row: Row, tasks: int) -> bool:
+    """Whether a row of the gate is a score that a run measures of all tasks once it ends: a longer run has it later."""
+    return row["after_task"] == tasks != row["task_index"] and str(row["statistic"]).endswith("_score")
 
 
 def widen(start: Mapping[str, Tensor], name: str, value: Tensor) -> Tensor:

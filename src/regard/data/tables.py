@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow
 import pyarrow.parquet
 
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
 TASK, STREAM = "task", "stream"
@@ -181,8 +181,23 @@ Records = Iterator[tuple[int, dict[str, Any]]]  # line number (for .parquet the 
 
 
 def _read_tsv(path: Path, option: str, header: tuple[str, ...] | None = None) -> Records:
+    """Read tab-separated values without quotes, as those of GLUE are; warn of the first that seems to have some."""
     lines = (line.split("\t") if line else [] for line in read_text_lines(path, option))
-    return _name_fields(enumerate(lines, start=1), path, option, header)
+    is_told = False
+    for number, record in _name_fields(enumerate(lines, start=1), path, option, header):
+        if not is_told and any(map(_is_quoted, record.values())):
+            is_told = True
+            warn_user(
+                f"{option}: {path}, line {number}: quotes around a field of .tsv are read as its text; save the table "
+                "as .csv to have them taken off"
+            )
+        yield number, record
+
+
+def _is_quoted(field: str) -> bool:
+    """Whether a field is as programs write one with quotes inside: these twice, and quotes around it."""
+    inside = field[1:-1]
+    return len(field) > 3 and field[0] == field[-1] == '"' and '""' in inside and '"' not in inside.replace('""', "")
 
 
 def _name_fields(
@@ -201,7 +216,10 @@ def _name_fields(
                 raise UserError(f"{option}: expected each column once in {path}, got {twice!r} twice")
         elif fields:
             if len(fields) != len(header):
-                raise UserError(f"{option}: expected {len(header)} columns in {path}, line {number}, got {len(fields)}")
+                has_quotes = _find_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
+                hint = "; .tsv is read without quotes" if has_quotes else ""
+                expected = f"{len(header)} columns in {path}, line {number}"
+                raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
             yield number, dict(zip(header, fields, strict=True))
 
 

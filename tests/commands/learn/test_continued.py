@@ -72,6 +72,8 @@ def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp
     pd.testing.assert_frame_equal(scores(part), scores(whole))
     assert [len(run["tasks"]) for run in part.metadata["continued"]] == list(range(1, len(tasks)))
     assert len(part.cost) == len(whole.cost)
+    of_gate = ["after_task", "task_index", "statistic"]
+    assert part.gate[of_gate].value_counts().equals(whole.gate[of_gate].value_counts())
     if method != "joint":  # scored at the end alone
         check_changes(whole.accuracy_matrix)
 
