@@ -258,7 +258,7 @@ def test_nothing_left_to_train_or_choose_on() -> None:
 @pytest.mark.parametrize(
     "train,dev,test,labels,said",
     [
-        (rows("a x"), None, rows("a y"), ("a",), "at least two classes in 'one', got a"),
+        (rows("a x"), None, rows("a y"), ("a",), "at least two classes in 'one', got 'a'"),
         ((), None, rows("a y"), ("a", "b"), "rows in the train split of 'one', got none"),
         (rows("a x", "b y"), (), rows("a y"), ("a", "b"), "rows in the dev split of 'one', got none"),
         (rows("a x", "b y"), None, (), ("a", "b"), "rows in the test split of 'one', got none"),

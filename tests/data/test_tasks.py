@@ -229,7 +229,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         (b"Ada A\nran B C\n", "expected 2 columns in .*train.txt, line 2, got 3"),
         (b"Ada\n", "two to four columns .word pos chunk ner. in .*train.txt, line 1, got 1"),
         (b"-DOCSTART- O\n\n", "expected examples in .*train.txt, found none"),
-        (b"Ada A\n\nran A\n", "at least two classes in .*train.txt, got A"),
+        (b"Ada A\n\nran A\n", "at least two classes in .*train.txt, got 'A'"),
         (b"Ada A\n\nran B\n", "expected a label of A, B in .*valid.txt, line 3; got 'C'"),
     ],
 )

@@ -85,7 +85,7 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": \n', "expected JSON in .*a.jsonl, line 1"),
         ("a.jsonl", "", "expected examples in .*a.jsonl, found none"),
         ("a.jsonl", '{"text": "x", "label": 1}\n', "expected two rows with one label in .*a.jsonl"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n' * 9, "at least two classes in .*a.jsonl, got 1"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n' * 9, "at least two classes in .*a.jsonl, got '1'"),
         ("a.csv", 'text,label\n"x,1\n', "expected CSV in .*a.csv, line 2"),
         ("a.csv", "text,label\nx,y,1\n", "expected 2 columns in .*a.csv, line 2, got 3"),
         ("a.csv", "sentence,label\nx,1\n", "expected the column 'text' in .*line 2, found sentence, label"),

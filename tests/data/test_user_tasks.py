@@ -300,7 +300,7 @@ def test_texts_that_are_numbers(tmp_path: Path) -> None:
 
 def test_tasks_that_are_none(tmp_path: Path) -> None:
     one = write(tmp_path / "one.jsonl", [row | {"label": "same"} for row in records("a")])
-    assert "stream: expected at least two classes in 'a', got same" in message_of(one)
+    assert "stream: expected at least two classes in 'a', got 'same'" in message_of(one)
     unseen = [row | {"split": "train"} for row in records("a")]
     unseen += [{"task": "a", "text": "new", "label": "maybe", "split": "test"}]
     path = write(tmp_path / "unseen.jsonl", unseen)

@@ -69,7 +69,7 @@ def test_one_part_has_the_numbers_that_it_has_among_all() -> None:
     names = ["column_mass", "modality_mass", "hidden_norm", "sink_tokens"]
     with regard.watching(model, names) as whole:
         model(**inputs)
-    with regard.watching(model, names, part="language_model") as watch:
+    with regard.watching(model, names, part="model.language_model") as watch:  # as it is called in a model with a head
         model(**inputs)
     expected = whole.frame().query("site == 'decoder'").reset_index(drop=True)
     assert len(expected) < len(whole.frame())

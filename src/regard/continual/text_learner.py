@@ -142,7 +142,7 @@ def make_text_learner(
 ) -> TextLearner:
     """Return a run over tasks from text to text before its first; see `regard.continual.run.make_learner`."""
     if not method.supports_text:
-        problem = f"{type(method).__name__} needs tasks of classification"
+        problem = f"{type(method).__name__.lower()} needs tasks of classification"
         raise UserError(f"method: expected one for tasks from text to text, {problem}")
     generator = Generator.from_loaded(loaded, lora=lora, seed=seed)
     encoder_decoder, encoded = generator.is_encoder_decoder, dict[tuple[int, Split], EncodedTexts]()

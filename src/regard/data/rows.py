@@ -69,7 +69,7 @@ class RawTask:
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 and not self.has_free_answers:
-            labels = ", ".join(self.labels) or "none"
+            labels = ", ".join(map(repr, self.labels)) or "none"
             raise UserError(f"stream: expected at least two classes in {self.name!r}, got {labels} ({self.source})")
         for name, rows in (("train", self.train), ("dev", self.dev), ("test", self.test)):
             if rows is not None and not rows:

@@ -249,7 +249,7 @@ def _index_labels(labels: tuple[str, ...] | None, train: tables.Table) -> tuple[
     names = {name for row in train.rows for name in _split_label(row)}
     ordered = tuple(sorted(names, key=_sort_key))
     if len(ordered) < 2:
-        raise UserError(f"task: expected at least two classes in {train.name}, got {', '.join(ordered)}")
+        raise UserError(f"task: expected at least two classes in {train.name}, got {', '.join(map(repr, ordered))}")
     return ordered, {name: index for index, name in enumerate(ordered)}
 
 

@@ -75,7 +75,7 @@ def watching(
             check_observable(model)
             watch = Watch(model, select_statistics(statistics), layers, part)
             if verify:
-                verify_routing(model if part is None else watch.stacks[part].stack.module)
+                verify_routing(model if part is None else next(iter(watch.stacks.values())).stack.module)
             stack.enter_context(check_generation(model))
             stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks()))
         try:

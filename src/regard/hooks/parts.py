@@ -51,6 +51,8 @@ def name_other_parts(error: UserError, model: nn.Module) -> UserError:
 def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict[nn.Module, tuple[Stack, str]]]:
     """Return the stacks of a model, or the one whose path is `part`, and their modules by `locate_modules`.
 
+    The path is that within the model or within its `model`: the same, whether it was loaded with its head or without.
+
     Raises:
         UserError: The model has no stack, or none with this path.
     """
@@ -61,7 +63,8 @@ def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict
     if part is None:
         return stacks, located
     paths = [stack.path for stack in stacks]
-    if part not in paths:
+    chosen = next((path for path in (part, f"model.{part}", part.removeprefix("model.")) if path in paths), None)
+    if chosen is None:
         raise UserError(f"part: expected one of {', '.join(path or repr(path) for path in paths)}; got {part!r}")
-    selected = [stack for stack in stacks if stack.path == part]
-    return selected, {module: (stack, path) for module, (stack, path) in located.items() if stack.path == part}
+    selected = [stack for stack in stacks if stack.path == chosen]
+    return selected, {module: (stack, path) for module, (stack, path) in located.items() if stack.path == chosen}

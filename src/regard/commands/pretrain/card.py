@@ -23,7 +23,7 @@ def describe_trained(model: Any, metadata: Mapping[str, Any]) -> ModelCard:
 
     config, watch = metadata["config"], metadata["watch"]
     names = ", ".join(
-        f"`{domain['name']}` ({domain['train_tokens']:,} tokens)" for domain in metadata["data"]["domains"]
+        f"`{domain['name']}` (a text of {domain['train_tokens']:,} tokens)" for domain in metadata["data"]["domains"]
     )
     steps = f"{config['max_steps']:,} steps of {config['batch_size']:,} sequences of {config['length']:,} tokens"
     card = describe_decoder(model.config)
