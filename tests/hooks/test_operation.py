@@ -2,6 +2,7 @@
 
 import json
 import random
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,36 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bert(tiny: Tiny) -> Any:
     return models.load(str(tiny("bert")))
+
+
+# -- what changes nothing ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, option, is_idle",
+    [
+        ("softmax", "log_length", True),
+        ("off-by-one", "log_length", False),
+        ("softpick", "log_length", False),
+        ("sigmoid", "log_length", False),
+        ("sigmoid", "extra=zero", True),
+        ("linear", "extra=zero", True),
+        ("elu-normalised", "extra=zero", False),
+        ("softpick", "extra=zero", False),
+    ],
+)
+@torch.no_grad()
+def test_options_that_change_nothing_are_told(bert: Any, name: str, option: str, is_idle: bool) -> None:
+    changed = f"{name}+{option}{'' if '=' in option else '=true'}"
+    ids = torch.arange(5, 17)[None]
+    with regard.replacing(bert.model, name):
+        plain = bert.model(ids).last_hidden_state
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with regard.replacing(bert.model, changed):
+            found = bert.model(ids).last_hidden_state
+    assert any(f"attention: {option} of {changed} change no output" in str(one.message) for one in told) == is_idle
+    assert torch.allclose(found, plain, atol=1e-6) == is_idle
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.attention.positions import POSITIONS
 from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 EXTRAS = ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias")
 BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
@@ -99,6 +99,18 @@ class AttentionSpec:
         }
         return tuple(name for name, is_learned in parts.items() if is_learned)
 
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that change no output beside the others."""
+        has_column = self.extra not in ("none", "v-bias")
+        is_normalised = self.weighting in ("softmax", "softpick") or self.normalisation != "none"
+        options = {
+            "log_length": self.log_length and self.weighting == "softmax" and not has_column,
+            "shared_extra": self.shared_extra and self.extra in ("none", "zero", "sink-logit"),
+            f"extra={self.extra}": has_column and self.extra != "kv-bias" and not is_normalised,
+        }
+        return tuple(name for name, is_idle in options.items() if is_idle)
+
     def changed(self, **changes: Any) -> AttentionSpec:
         """Return the same with some choices changed."""
         return replace(self, **changes)
@@ -106,6 +118,12 @@ class AttentionSpec:
     def to_dict(self) -> dict[str, Any]:
         """Return every choice by name."""
         return asdict(self)
+
+
+def warn_of_idle(spec: AttentionSpec, name: str) -> None:
+    """Warn of options of an attention, `name` for the reader, that change nothing."""
+    if spec.idle:
+        warn_user(f"attention: {' and '.join(spec.idle)} of {name} change no output beside {spec.weighting}")
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {"weighting": tuple(WEIGHTINGS), "feature_map": tuple(FEATURE_MAPS)}

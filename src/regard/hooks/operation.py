@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, Operation, relative_positions, visible_mask
-from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.attention.spec import ATTENTIONS, AttentionSpec, warn_of_idle
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
@@ -102,6 +102,7 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
                 f"attention: unknown change {unknown[0]!r}; choose from {', '.join(fields)}, such as sigmoid+window=8"
             )
         spec = ATTENTIONS[name].changed(**{field: _parse_value(value) for field, _, value in pairs})
+    warn_of_idle(spec, attention if isinstance(attention, str) else "the attention")
     if obstacle := _obstacle(spec):
         raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_describe_allowed()}")
     return spec
