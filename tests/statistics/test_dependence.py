@@ -74,6 +74,7 @@ def test_only_whole_samples_of_one_length_count(
     measured.update([observe([random_sample(5, 5, 5, "cross")])])
     assert {key: sums.samples for key, sums in measured.sums.items()} == {("decoder", 0): 1}
     assert measured.result() == []
+    assert measured.single_lengths() == {"decoder": 5}
     torch.testing.assert_close(measured.mean_attention()["decoder", 0], random_sample(2, 5).matrix)
     given = InputDependence(4)
     given.update([observe([random_sample(1, 3)])])
@@ -89,6 +90,7 @@ def test_the_sites_of_a_model_may_differ_in_length(
         measured.update([observe([random_sample(seed, 7, 7, "encoder")])])
         measured.update([observe([random_sample(seed, 4)])])
     assert {(row.site, row.n) for row in measured.result()} == {("encoder", 2), ("decoder", 2)}
+    assert measured.single_lengths() == {}
 
 
 def test_samples_of_another_length_than_the_first_do_not_count_when_they_are_merged(

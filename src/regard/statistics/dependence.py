@@ -82,6 +82,11 @@ class InputDependence(Statistic):
         """Return the average matrices by site and layer."""
         return {key: sums.sum / sums.samples for key, sums in self.sums.items()}
 
+    def single_lengths(self) -> dict[str, int]:
+        """Return the length of the only sample by site, where there is no second one of it to compare with."""
+        lengths = {site: sums.sum.shape[-1] for (site, _), sums in self.sums.items() if sums.samples == 1}
+        return {site: lengths[site] for site in sorted(lengths)}
+
     def result(self) -> list[StatisticRow]:
         rows = []
         for (site, layer), sums in sorted(self.sums.items(), key=lambda item: item[0]):

@@ -303,6 +303,11 @@ def _check_statistics(
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
             warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
+        for site, length in _single_lengths(observer).items():
+            warn_user(
+                f"input_dependence has no rows at {site}: of its {length} tokens, the first length without padding, "
+                f"there is one sample; it compares {kind_of(media)} of one length"
+            )
     elif media is not None:
         raise UserError(f"statistics: {', '.join(empty)} cannot be measured on these {kind_of(media)}")
     elif empty:
@@ -319,6 +324,11 @@ def _sink_tokens(observer: Watch, tokenizer: Any) -> pd.DataFrame | None:
     rows = statistic.tokens()
     texts = {token: tokenizer.convert_ids_to_tokens(token) for token in {row[4] for row in rows} if token >= 0}
     return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
+
+
+def _single_lengths(observer: Watch) -> dict[str, int]:
+    statistic = observer.statistics.get("input_dependence")
+    return statistic.single_lengths() if isinstance(statistic, InputDependence) else {}
 
 
 def _mean_matrices(observer: Watch) -> dict[str, Tensor]:
