@@ -303,7 +303,7 @@ def _check_statistics(
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
             warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
-        for site, length in _single_lengths(observer).items():
+        for site, length in _single_lengths(observer).items() if InputDependence.name not in empty else ():
             warn_user(
                 f"input_dependence has no rows at {site}: of its {length} tokens, the first length without padding, "
                 f"there is one sample; it compares {kind_of(media)} of one length"
