@@ -169,12 +169,14 @@ FIELDS: dict[str, dict[str, Any]] = {
     "sam3_tracker": {
         **_SAM_PROMPTS, "vision_config.backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]]},
     "seggpt": {"image_size": [64, 32]},
+    "shieldgemma2": {"mm_tokens_per_image": 16},
     "swin": _SWIN,
     "swin2sr": {"image_size": 32, "patch_size": 1, "window_size": 4},
     "swinv2": _SWIN,
     "t5gemma2_encoder": {"text_config.dropout_rate": 0.0},
     "tvp": {"max_img_size": 64},
     "step3p7": {"text_config.sliding_window": 8},
+    "vipllava": {"vision_feature_layers": [-1, -2]},
     "vitpose_backbone": {"num_experts": 1, "part_features": 8},
 }  # fmt: skip
 """Fields of configs that are shrunk, by path, with values that no rule tells."""
