@@ -190,10 +190,16 @@ def test_a_batch_without_a_label_is_no_step(family: str) -> None:
     """As of texts that were cut before their answers: its mean loss is over nothing."""
     kept = [batches(family, 0), batches(family, 0)]
     empty = {**kept[0][0], "labels": torch.full_like(kept[0][0]["labels"], -100)}
-    trained = [SharedAdapters(made(family), r=4) for _ in kept]
+    trained = [SharedAdapters(made(family), r=4) for _ in range(3)]
     whole = trained[0].fit_task("one", [kept[0][0], empty, *kept[0][1:]], epochs=1)
     assert [math.isnan(loss) for loss in whole.losses] == [False, True] + [False] * (len(kept[0]) - 1)
     assert all(bool(value.isfinite().all()) for value in trained[0].parameters())
+    with pytest.raises(UserError, match="batches: expected at least one label, got none"):
+        trained[1].fit_task("one", [empty, empty], epochs=2)
+    fitted = trained[2].fit_task(
+        "one", [empty, empty], epochs=1, loss=lambda batch: trained[2](**batch).logits.square().mean()
+    )
+    assert all(map(math.isfinite, fitted.losses)), "a loss of one's own may need no labels"
 
 
 @pytest.mark.parametrize("family", TWO)

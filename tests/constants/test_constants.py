@@ -20,6 +20,7 @@ import regard
 from regard.constants import SOURCES, Constants, Origin, make_data_free, to_length
 from regard.errors import UserError
 from regard.hooks import average_attention, model_fingerprint, watching
+from regard.hooks.replace import select_heads
 from regard.statistics.dependence import InputDependence
 
 LENGTH, SAMPLES = 14, 10
@@ -134,6 +135,9 @@ def test_one_sample_tells_no_input_dependence(model: Any) -> None:
     constants = regard.average_attention(model, [torch.randint(1, 30, (1, LENGTH))], LENGTH)
     with pytest.raises(regard.UserError, match="expected averages of at least 2 samples, got 1"):
         constants.input_dependence()
+    with pytest.raises(regard.UserError, match=r"^heads: expected averages of at least 2 samples, got 1"):
+        select_heads(constants, 0.5)
+    assert [len(select_heads(constants, share)) for share in (0.0, 1.0)] == [0, len(constants.heads)]
 
 
 def test_input_dependence_of_whole_samples_is_that_of_the_statistic(model: Any) -> None:

@@ -115,6 +115,31 @@ def test_steps_over_a_cache_still_read_images(mllama: Any) -> None:
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_the_queries_of_an_image_that_comes_later_are_the_later_tokens() -> None:
+    """Of a text that was read before, with padding, nothing attends to it."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    tokens = {"vocab_size": 50, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = transformers.models.mllama.configuration_mllama.MllamaTextConfig(
+        **sizes, **tokens, num_hidden_layers=3, cross_attention_layers=[1], max_position_embeddings=64
+    )
+    model = transformers.MllamaForCausalLM(config).eval()
+    before, behind, image = (
+        torch.tensor([[0, 0, 6, 7], [1, 5, 6, 7]]),
+        torch.tensor([[8, 9, 10], [8, 11, 3]]),
+        torch.randn(2, 7, 16),
+    )
+    mask = torch.cat([(before != 0).long(), torch.ones_like(behind)], 1)
+    with watching(model, "column_mass") as watch:
+        cache = model(input_ids=before, attention_mask=mask[:, :4], use_cache=True).past_key_values
+        model(
+            input_ids=behind, past_key_values=cache, attention_mask=mask, cross_attention_states=image, use_cache=True
+        )
+    mass = watch.frame("column_mass", site="cross").groupby("head")["value"].sum()
+    assert mass.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
 def test_text_without_an_image_has_no_row_of_it(mllama: Any) -> None:
     with watching(mllama, [ModalityMass(SPECIAL)]) as watch:
         mllama(input_ids=torch.tensor([[1, 5, 6, 7]]))

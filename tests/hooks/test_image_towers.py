@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.hooks import watching
 
 NAMES = ["column_mass", "entropy", "distance", "hidden_norm", "over_smoothing"]
@@ -42,6 +43,18 @@ def test_images_in_one_row_are_samples_of_their_own() -> None:
             model(image[None, :, :height, :width])
     assert together.samples == alone.samples == 3
     assert_same(together, alone)
+
+
+@torch.no_grad()
+def test_what_needs_whole_rows_is_refused_of_images_in_one_row() -> None:
+    """It would be of other samples than the rest."""
+    config = tf.PixtralVisionConfig(**SIZES, image_size=16, patch_size=4)
+    model = tf.PixtralVisionModel(config).eval()
+    with (
+        watching(model, ["entropy", "first_mass", "spectral_bound"]),
+        pytest.raises(UserError, match=r"cannot measure first_mass, spectral_bound of several images .*--batch-size 1"),
+    ):
+        model(pixels(2, 3, 16, 16), image_sizes=torch.tensor([[16, 16], [16, 16]]))
 
 
 @torch.no_grad()

@@ -212,3 +212,37 @@ def test_what_cannot_be_observed_is_refused(states: Tensor, is_training: bool) -
     late = encoder(batch_first=False).train(is_training)
     with pytest.raises(UserError, match="tokens on the first axis; expected batch_first=True"), watching(late):
         late(states)
+
+
+class TwoValues(nn.Module):
+    """Cross-attention with one matrix for two sets of values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        split = [part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q(x), *self.kv(memory).chunk(3, -1))]
+        query, key, *values = split
+        outputs = [nn.functional.scaled_dot_product_attention(query, key, value) for value in values]
+        return self.o(torch.cat([output.transpose(1, 2).flatten(2) for output in outputs], -1))  # type: ignore[no-any-return]
+
+
+class WithMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn, self.cross_attn = TwoValues(), TwoValues()
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        x = x + self.self_attn(x, x)
+        return x + self.cross_attn(x, memory)
+
+
+@torch.no_grad()
+def test_one_matrix_for_two_values_counts_once_in_cross_attention_too() -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList([WithMemory(), WithMemory()])})
+    model.forward = lambda x, memory: model["layers"][1](model["layers"][0](x, memory), memory)  # type: ignore[method-assign]
+    with watching(model, "column_mass") as watch:
+        model(torch.randn(2, 5, WIDTH), torch.randn(2, 7, WIDTH))
+    for site, keys in (("encoder", 5), ("cross@encoder", 7)):
+        assert watch.frame("column_mass", site=site)["value"].mean() == pytest.approx(1 / keys, abs=1e-6)

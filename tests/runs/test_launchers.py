@@ -308,6 +308,11 @@ def test_gpus_that_no_node_of_ray_has_are_refused(monkeypatch: pytest.MonkeyPatc
     ):
         pass
     assert "shutdown" in fake.seen
+    with (
+        pytest.warns(UserWarning, match="the most that one has is 1; trials wait for one"),
+        Ray(gpus=2, address="auto"),
+    ):
+        pass
     fake.running = True
     with pytest.raises(UserError, match="has joined a Ray cluster already"), Ray(address="auto"):
         pass

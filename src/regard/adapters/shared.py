@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,11 +141,17 @@ class SharedAdapters(AdapterModel):
             self._warm_up(self.router, name, moved)
         trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
         with train_mode(self):
-            losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan)
+            count = partial(self._count_batch_losses, of_model=loss is None)
+            losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count)
         own_weights = {}
         for task, rows in checked.items():
             own_weights[task] = own_weight(task, self.adapter_names, self.usage(rows))
         return TaskFit(losses, own_weights, time.monotonic() - start)
+
+    def _count_batch_losses(self, batch: Mapping[str, Any], *, of_model: bool) -> int:
+        """Return how many losses the mean of a batch is of: rows, with a loss of one's own."""
+        labels = batch.get("labels") if of_model else None
+        return _count_losses(self.model, labels, num_rows=len(next(iter(batch.values()))))
 
     def _batch_loss(self, batch: Mapping[str, Any], loss: Callable[..., Any] | None) -> Any:
         value = getattr(self(**batch), "loss", None) if loss is None else loss(batch)
@@ -330,8 +337,7 @@ class SharedAdapters(AdapterModel):
         total, num_losses = 0.0, 0
         with eval_mode(self):
             for batch in batches:
-                labels = batch.get("labels") if loss is None else None
-                count = _count_losses(self.model, labels, num_rows=len(next(iter(batch.values()))))
+                count = self._count_batch_losses(batch, of_model=loss is None)
                 if count:
                     total, num_losses = total + float(self._batch_loss(batch, loss)) * count, num_losses + count
         if not num_losses:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, check_int, warn_user
-from regard.models.generator import IGNORE_INDEX
 
 LOW_OWN_WEIGHT = 0.8
 """Mean weight of its own adapter below which a task's rows are told to be sent elsewhere."""
@@ -42,12 +41,21 @@ class TrainingOptions:
 
 
 def train_adapter(
-    parameters: Sequence[nn.Parameter], batches: Any, loss: Callable[[Mapping[str, Any]], Tensor], plan: TrainingOptions
+    parameters: Sequence[nn.Parameter],
+    batches: Any,
+    loss: Callable[[Mapping[str, Any]], Tensor],
+    plan: TrainingOptions,
+    *,
+    count: Callable[[Mapping[str, Any]], int] = lambda batch: 1,
 ) -> tuple[float, ...]:
-    """Train parameters on batches, which have a length; return the loss of each step, NaN of one without a label.
+    """Train parameters on batches, which have a length; return the loss of each step.
+
+    `count` returns how many losses that of a batch is the mean of: one of none, as of texts that were cut before their
+    answers, is no step, and its loss NaN.
 
     Raises:
-        UserError: A loss or a gradient is not finite; the parameters are those of the step before.
+        UserError: A loss or a gradient is not finite; the parameters are those of the step before. Or no batch has a
+            loss.
     """
     steps, losses = plan.epochs * len(batches), list[float]()
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
@@ -56,9 +64,10 @@ def train_adapter(
         rate = plan.learning_rate * min(1.0, (step + 1) / max(1.0, plan.warmup_ratio * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        labels = batch.get("labels")
-        if isinstance(labels, Tensor) and not labels.is_floating_point() and not bool((labels != IGNORE_INDEX).any()):
-            losses.append(math.nan)  # truncated texts, say: a mean over nothing
+        if not count(batch):
+            losses.append(math.nan)
+            if len(losses) == len(batches) and all(map(math.isnan, losses)):
+                raise UserError("batches: expected at least one label, got none")
             continue
         value = loss(batch)
         optimizer.zero_grad(set_to_none=True)

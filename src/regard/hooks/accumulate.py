@@ -18,13 +18,14 @@ CONCAT_DIM = {"query": 2, "token": 1}
 class LayerAccumulator:
     """The reductions of one layer so far, over the steps of the open sequences.
 
-    `queries` are those of all steps, `keys` the most of a step; `virtual_key` says whether a learned key stands beside
-    them.
+    `queries` are those of all steps, from position `first_query` on; `keys` are the most of a step; `virtual_key` says
+    whether a learned key stands beside them.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
     steps: int = 0
     queries: int = 0
+    first_query: int = 0
     keys: int = 0
     virtual_key: bool = False
     kept_hidden: list[Tensor] = field(default_factory=list)
@@ -36,11 +37,12 @@ class LayerAccumulator:
         return next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
 
     def add_attention(
-        self, tensors: dict[str, Tensor], *, queries: int, first_key: int, keys: int, virtual_key: bool
+        self, tensors: dict[str, Tensor], *, queries: slice, first_key: int, keys: int, virtual_key: bool
     ) -> None:
-        """Add the reductions of a call: its first key stands at `first_key` of its row, `keys` of them hold tokens."""
+        """Add the reductions of a call of some queries: its first key stands at `first_key`, `keys` hold tokens."""
+        self.first_query = self.first_query if self.steps else queries.start
         self.steps += 1
-        self.queries += queries
+        self.queries += queries.stop - queries.start
         self.virtual_key = virtual_key
         self.keys = max(self.keys, first_key + keys)
         self.add_tensors(tensors, first_key=first_key, keys=keys)
@@ -70,8 +72,12 @@ class LayerAccumulator:
         if "first_mass" in tensors:
             mass = torch.nn.functional.pad(tensors["first_mass"], (min(first, num_first_keys), 0))
             tensors["first_mass"] = mass[..., :num_first_keys]
-        counts = {"queries": part.queries, "keys": part.keys}
-        self.add_attention(tensors, **counts, first_key=first, virtual_key=part.virtual_key)
+        queries = slice(first, first + part.queries)
+        self.add_attention(tensors, queries=queries, first_key=first, keys=part.keys, virtual_key=part.virtual_key)
+
+    def take_back(self, tensors: dict[str, Tensor], queries: int) -> None:
+        """Forget the latest call, of so many queries, before which the tensors were these."""
+        self.tensors, self.steps, self.queries = tensors, self.steps - 1, self.queries - queries
 
     def add_hidden_rows(self, part: LayerAccumulator, rows: slice) -> None:
         """Add the reductions of a sample's hidden states, which are rows of those of several samples."""

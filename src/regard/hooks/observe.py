@@ -35,7 +35,7 @@ from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
-from regard.hooks.selection import EMBEDDING_LAYER, check_layers, needs_any, required_reductions
+from regard.hooks.selection import EMBEDDING_LAYER, check_layers, needing_whole_rows, needs_any, required_reductions
 from regard.hooks.sequences import Sequences, find_site
 from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass
@@ -117,7 +117,7 @@ class Watch(Observer, Readings):
         self._layers = None if layers is None else check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
-        self.stacks = {stack.path: Sequences(stack) for stack in stacks}
+        self.stacks = {stack.path: Sequences(stack, needing_whole_rows(statistics)) for stack in stacks}
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
         self._check_hidden()
         self.latest = CallPosition(0)
@@ -311,8 +311,8 @@ class Watch(Observer, Readings):
             sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
             return
         if position.is_repeat:  # add the same call with all of its values instead
-            latest, latest_output, reductions, layer.tensors = sequences.latest[kind]
-            layer.steps -= 1
+            latest, latest_output, reductions, before = sequences.latest[kind]
+            layer.take_back(before, latest.query.shape[2])
             reductions = reductions or reduce(latest, self._request)  # it may have been kept
             call = replace(latest, value=torch.cat([latest.value, call.value], dim=-1))
             output = torch.cat([latest_output, output], dim=-1)
@@ -378,8 +378,9 @@ class Watch(Observer, Readings):
         vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
         tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
         virtual_key = call.operation is not None and call.operation.has_extra_column
-        counts = {"queries": call.query.shape[2], "keys": keys}
-        layer.add_attention(tensors, **counts, first_key=first_key, virtual_key=virtual_key)
+        start = sequences.forward.offset if sequences.forward is not None else 0
+        of = {"queries": slice(start, start + call.query.shape[2]), "first_key": first_key, "keys": keys}
+        layer.add_attention(tensors, **of, virtual_key=virtual_key)  # type: ignore[arg-type]
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]

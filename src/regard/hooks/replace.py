@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
-from regard.errors import UserError
+from regard.errors import UserError, naming_option
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
 from regard.hooks.head_operations import HeadNames, replacing_heads, resolve_heads
 from regard.hooks.input_projections import prune_projections, read_key_heads
@@ -215,9 +215,13 @@ def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     if isinstance(heads, float):
         if not 0 <= heads <= 1:
             raise UserError(f"heads: expected a fraction from 0 to 1, got {heads}")
-        dependence = constants.input_dependence()
+        count = round(heads * len(all_heads))
+        if count in (0, len(all_heads)):
+            return tuple(all_heads[:count])
+        with naming_option("heads", instead_of="input-dependence"):
+            dependence = constants.input_dependence()
         ranking = sorted(all_heads, key=lambda head: float(dependence[head[:2]][head[2]]))
-        return tuple(sorted(ranking[: round(heads * len(all_heads))]))
+        return tuple(sorted(ranking[:count]))
     return resolve_heads(heads, all_heads, "these constants have")
 
 

@@ -17,6 +17,12 @@ def needs_any(statistic: Statistic, reductions: Collection[str]) -> bool:
     return not set(reductions).isdisjoint(required_reductions([statistic]))
 
 
+def needing_whole_rows(statistics: Sequence[Statistic]) -> list[str]:
+    """Return the names of statistics that cannot be told of several samples packed into a row."""
+    unpacked = [name for name, reduction in REDUCTIONS.items() if not reduction.packed]
+    return [statistic.name for statistic in statistics if needs_any(statistic, unpacked)]
+
+
 def required_reductions(statistics: Sequence[Statistic]) -> list[str]:
     """Return the reductions that statistics need, and those that these require, in order of their names."""
     for statistic in statistics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
@@ -17,6 +17,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
+from regard.hooks.cached_keys import is_close
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site
@@ -34,6 +35,7 @@ class Sequences:
         last: The latest forward over the open sequences.
         encoder_tokens: Token ids of the encoder, for cross-attention.
         offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
+        needs_whole: Names of statistics that cannot be told of packed rows.
         embeddings: Input of the first layer, until the first attention call has said how tokens belong together.
         counter: Which block the forward is in.
         latest: The latest call of each kind, its output and reductions, and the tensors of its layer before it.
@@ -41,8 +43,8 @@ class Sequences:
         lacks_hidden: Its hidden states are not (batch, token, width).
     """
 
-    def __init__(self, stack: Stack) -> None:
-        self.stack, self.name = stack, type(stack.module).__name__
+    def __init__(self, stack: Stack, needs_whole: Sequence[str] = ()) -> None:
+        self.stack, self.name, self.needs_whole = stack, type(stack.module).__name__, needs_whole
         self.counter = BlockCounter(stack)
         self.role: str | None = None
         self.encoder_tokens: Tensor | None = None
@@ -155,6 +157,11 @@ class Sequences:
             forward.segments = segments if keeps_apart(call, segments) else None
         elif forward.images is not None and batch < forward.images:
             forward.segments = packed_blocks(call)
+            if forward.segments is not None and self.needs_whole:
+                raise UserError(
+                    f"cannot measure {', '.join(self.needs_whole)} of several images that {self.name} reads as one "
+                    "sequence; pass one image a forward (--batch-size 1), or leave them out"
+                )
         self._batch = batch
         self._length = forward.offset + queries
         if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
@@ -196,8 +203,8 @@ class Sequences:
             before, since = self._key_entries
             first, last = max(since, dropped), since + before.shape[1]
             now, expected = entries[:, first - dropped : last - dropped], before[:, first - since :]
-            if not torch.equal(now, expected) and not bool(_is_close(now, expected).all()):
-                if bool(_is_close(now[:, None], expected).flatten(2).all(-1).any(1).all()):
+            if not torch.equal(now, expected) and not bool(is_close(now, expected).all()):
+                if bool(is_close(now[:, None], expected).flatten(2).all(-1).any(1).all()):
                     raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
                 raise UserError(
                     "cannot observe this cache: its keys are not those that were observed; another model has filled "
@@ -357,12 +364,15 @@ class Sequences:
             token_ids = None  # attention is among others as well, such as patches of an image
         for (kind, index), layer in layers.items():
             own_queries = keys = queries
-            tokens, query_tokens = token_ids, None
+            tokens, query_tokens = token_ids, token_ids if kind == "cross" else None
             if kind == "cross":
-                if layer.queries != length and last.segments is None:  # the first tokens alone, as in a Q-Former
-                    own_queries = SampleAlignment.from_masks(self._batch, layer.queries, last.token_mask, None, device)
+                if layer.queries != length and last.segments is None:  # some tokens alone, as in a Q-Former
+                    part = slice(layer.first_query, layer.first_query + layer.queries)
+                    mask = None if last.token_mask is None else last.token_mask[:, part]
+                    own_queries = SampleAlignment.from_masks(self._batch, layer.queries, mask, None, device)
+                    query_tokens = None if token_ids is None else token_ids[:, part]
                 keys = SampleAlignment.from_masks(self._batch, layer.keys, last.encoder_mask, None, device)
-                tokens, query_tokens = self.encoder_tokens, token_ids
+                tokens = self.encoder_tokens
                 if tokens is not None and tokens.shape != (self._batch, layer.keys):
                     tokens = None
             yield Observation(
@@ -384,13 +394,3 @@ def find_site(sequences: Sequences, stacks: Iterable[Sequences], kind: str = "se
     if any(other.role == role for other in takewhile(lambda other: other is not sequences, stacks)):
         site = f"{role}@{sequences.stack.path}"
     return cross_site(site) if kind == "cross" else site
-
-
-def _is_close(keys: Tensor, observed: Tensor) -> Tensor:
-    """Return where keys are those observed, but for rounding: a cache of latent vectors computes them at each step.
-
-    Rounding is by the size of an entry, which a bias may make far larger than others, or of most entries.
-    """
-    info = torch.finfo(keys.dtype)
-    largest = observed.abs().amax(dim=(0, 1))
-    return (keys - observed).abs() <= (2 if info.bits == 16 else 32) * info.eps * largest.maximum(largest.median())

@@ -19,11 +19,19 @@ def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
     return inputs
 
 
+def text_configs(model: Any) -> list[Any]:
+    """Return the configuration of a model, and that of its text if it has one of its own."""
+    try:
+        return [model.config, model.config.get_text_config()]
+    except ValueError:  # several
+        return [model.config]
+
+
 def decoder_start(model: Any) -> int:
     """Return the decoder's start token, else the padding token, as in T5."""
-    text, generation = model.config.get_text_config(), getattr(model, "generation_config", None)
-    candidates = [getattr(config, "decoder_start_token_id", None) for config in (model.config, text, generation)]
-    for token in (*candidates, *(getattr(config, "pad_token_id", None) for config in (model.config, text))):
+    configs, generation = text_configs(model), getattr(model, "generation_config", None)
+    candidates = [getattr(config, "decoder_start_token_id", None) for config in (*configs, generation)]
+    for token in (*candidates, *(getattr(config, "pad_token_id", None) for config in configs)):
         if token is not None:
             return int(token)
     raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")

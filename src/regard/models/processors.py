@@ -20,7 +20,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
-from regard.models.inputs import decoder_start
+from regard.models.inputs import decoder_start, text_configs
 from regard.models.model_files import Loaded, as_user_error
 
 Kind = Literal["images", "audio"]
@@ -164,7 +164,8 @@ def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str,
 def _decoder_inputs(loaded: Loaded, prompt: str, inputs: Mapping[str, Any], count: int) -> dict[str, Tensor]:
     """Return what a decoder reads behind an encoder, its start token and the prompt, if the processor gives nothing."""
     model = loaded.model
-    if not model.config.get_text_config().is_encoder_decoder or "decoder_input_ids" in inputs:
+    is_encoder_decoder = any(config.is_encoder_decoder for config in text_configs(model))
+    if not is_encoder_decoder or "decoder_input_ids" in inputs:
         return {}
     if "input_ids" in inputs and "decoder_input_ids" not in inspect.signature(model.forward).parameters:
         return {}

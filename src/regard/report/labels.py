@@ -124,7 +124,7 @@ def format_count(count: float) -> str:
 
 def format_duration(seconds: float) -> str:
     """A time in the two units that matter, as in "4 min 12 s"."""
-    if seconds < 59.95:
+    if seconds < 60:
         return f"{number(seconds, 3)} s"
     whole = round(seconds)
     for unit, name, below, of_below in ((86_400, "d", "h", 3_600), (3_600, "h", "min", 60), (60, "min", "s", 1)):

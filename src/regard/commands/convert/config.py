@@ -68,7 +68,7 @@ class ConvertConfig(Config):
         from regard.hooks.operation import parse_attention
 
         length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
-        window = min(DEFAULT_WINDOW, length // 2, length - DEFAULT_PREFIX - 1)
+        window = max(1, min(DEFAULT_WINDOW, length // 2, length - DEFAULT_PREFIX - 1))
         attention = f"softmax+window={window}+prefix={DEFAULT_PREFIX}" if self.attention is None else self.attention
         spec = None if attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(attention)
         if spec is not None and spec.window is not None and spec.window + spec.prefix >= length:

@@ -30,7 +30,7 @@ from regard.runs.config import UNSET, Unset, describe_options, explicit_argument
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
-from regard.statistics import DEFAULT, STATISTICS, PerturbationSpread, Statistic, cost_class
+from regard.statistics import ALL, DEFAULT, STATISTICS, PerturbationSpread, Statistic, cost_class
 from regard.statistics.columns import Columns, join_columns
 from regard.statistics.dependence import InputDependence
 from regard.statistics.modalities import ModalityMass
@@ -121,7 +121,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
-    is_named = ModalityMass.name in observer.statistics and not {*DEFAULT} <= observer.statistics.keys()
+    is_named = ModalityMass.name in observer.statistics and not {*ALL} <= observer.statistics.keys()
     if is_named and ModalityMass.name in observer.left_out:
         warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(type(loaded.model).__name__)}")
     _check_statistics(observer, config, columns, media)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 from regard.runs.launchers.jobs import NO_GPU, TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
 
 _STORE = 100 * 2**20  # bytes of the object store of an own cluster: only names and exit codes pass through it
@@ -69,13 +69,17 @@ class Ray:
         return self
 
     def _check_gpus(self) -> None:
-        """Raise UserError if no node has as many GPUs as a job needs, which would wait for ever."""
+        """Raise UserError if no node of an own cluster has as many GPUs as a job needs, which would wait for ever.
+
+        A cluster that was joined may start further nodes: there it is a warning.
+        """
         nodes = self._ray.nodes() if self._gpus else ()
         most = max((node["Resources"].get("GPU", 0) for node in nodes if node["Alive"]), default=0)
         if most < self._gpus:
-            raise UserError(
-                f"gpus: expected a node of the cluster with {self._gpus}, the most that one has is {most:g}"
-            )
+            message = f"gpus: expected a node of the cluster with {self._gpus}, the most that one has is {most:g}"
+            if self._ours and not self._address:
+                raise UserError(message)
+            warn_user(f"{message}; trials wait for one")
 
     def _begin(self) -> None:
         """Start a cluster, or join the one at the address. Raises UserError."""
