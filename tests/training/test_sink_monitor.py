@@ -495,7 +495,10 @@ def test_a_weak_measurement_at_the_end_unmakes_it_and_a_strong_one_keeps_it(rate
     assert find_emergence(history([*rates, rate]), rate).step == (once if before is None else before)
 
 
-SPECS = ({}, {"window": 8}, {"prefix": 5}, {"extra": "sink-logit"}, {"extra": "zero"}, {"sink_token": True})
+SPECS = (
+    *({}, {"window": 8}, {"prefix": 5}, {"extra": "sink-logit"}, {"extra": "zero"}, {"sink_token": True}),
+    *({"sink_token": True, "prefix": 3}, {"sink_token": True, "prefix": 3, "window": 8}),
+)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

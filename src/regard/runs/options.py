@@ -132,6 +132,8 @@ class Option:
     def validate(self, value: Any) -> Any:
         if value is None and self.optional:
             return None
+        if isinstance(value, str) and self.declared["parser"] is not None and self.kind is not str:
+            value = self.parse(value)
         if not self.is_tuple:
             return self._validate_element(value)
         if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:

@@ -187,7 +187,8 @@ class _VirtualSinkObserver(Observer):
         visible = visible_mask(call)[0].double()
         first = call.key.shape[2] - self.length
         weights = visible / (visible.sum(-1, keepdim=True) + column).clamp(min=1)
-        return float(weights[:, first:, first].sum(-1).mean()) / self.length
+        before = visible[:, :first, first].sum(-1)  # of a sink token, which sees the first tokens of a prefix
+        return float((weights[:, :, first].sum(-1) / (self.length + before)).mean())
 
 
 class ValidationLoss(_PeriodicMonitor):

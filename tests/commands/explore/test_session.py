@@ -11,7 +11,7 @@ import transformers as tf
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import regard
-from regard.commands.explore.prediction import predict
+from regard.commands.explore.prediction import predict, tabulate
 from regard.commands.explore.session import MAX_CHARACTERS, Session
 from regard.commands.explore.stages import Stages, open_stages
 from regard.commands.learn.rollback import restore
@@ -121,6 +121,20 @@ def test_a_learnt_classifier_has_one_label_whatever_its_base_had() -> None:
     expected = torch.tensor([1.0, 2.0]).double().softmax(0)
     torch.testing.assert_close(found[[0, 2]], expected)
     assert found[1].isnan()
+
+
+def test_parts_of_characters_are_told_apart() -> None:
+    """Their texts are the same sign; in a vocabulary of bytes their tokens are not."""
+    names = {7: "\u00c3", 8: "\u00f0"}
+    codes = SimpleNamespace(
+        decode=lambda ids: " ok" if ids == [3] else "\ufffd", convert_ids_to_tokens=lambda index: names.get(index, "")
+    )
+    stage: Any = SimpleNamespace(kind="next", loaded=SimpleNamespace(tokenizer=codes))
+    logits = torch.full((1, 2, 9), -9.0)
+    logits[0, -1, [3, 7, 8]] = 1.0
+    told = predict(stage, {"input_ids": torch.tensor([[1, 2]])}, SimpleNamespace(logits=logits))
+    found = [name for name, _ in tabulate(stage, {"a": told, "b": told})["rows"]]
+    assert set(found[:3]) == {"␣ok", "\u00c3", "\u00f0"}
 
 
 def test_several_outputs_of_a_regression_are_numbers(tmp_path: Path) -> None:

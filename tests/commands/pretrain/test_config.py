@@ -101,7 +101,7 @@ def test_an_unknown_name_is_refused() -> None:
 
 
 def test_a_file_states_a_recipe_as_a_run_writes_it(tmp_path: Path) -> None:
-    chosen = preset_config("pico", random_tokens=(0, 3), window=8, data=("a.txt", "0.5*b=b.txt"))
+    chosen = preset_config("pico", random_tokens="0:3", window=8, data=("a.txt", "0.5*b=b.txt"))
     (tmp_path / "results.json").write_text(json.dumps({"config": chosen.to_dict(), "command": "pretrain"}))
     (tmp_path / "recipe.json").write_text(json.dumps(chosen.to_dict()))
     assert PretrainConfig.from_file(tmp_path / "results.json") == chosen

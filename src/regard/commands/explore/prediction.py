@@ -116,4 +116,7 @@ def _number(value: Tensor | float | None) -> float | None:
 def _name(stage: Stage, index: int) -> str:
     if stage.kind == "class":
         return str(stage.classes[index])
-    return visible(stage.loaded.tokenizer.decode([index])) or f"#{index}"
+    text = stage.loaded.tokenizer.decode([index])
+    if "\ufffd" in text:  # a part of a character: several tokens would read the same
+        text = str(stage.loaded.tokenizer.convert_ids_to_tokens(index))
+    return visible(text) or f"#{index}"

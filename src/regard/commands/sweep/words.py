@@ -164,7 +164,7 @@ def _means(comparison: Comparison) -> list[str]:
         means = [(sweep_means.mean(item.rows, metric), comparison.metrics[metric][1]) for metric in metrics]
         cells = "".join(f"{sweep_means.format_mean(mean, unit):>{CELL}}" for mean, unit in means)
         lines.append(f"{_shorten(name, width):<{width}}{count_seeds(item):>{SEEDS}}{cells}")
-    return lines
+    return [*lines, "± is the standard error over seeds"] if has_seeds(comparison) else lines
 
 
 def _room(num_metrics: int) -> int:
