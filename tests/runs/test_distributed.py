@@ -80,7 +80,10 @@ def commands(
     mixed.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     text, few = ["--text", str(text_file)], ["--length", "12", "--device", "cpu", "--batch-size", "1"]
     every = ["--statistics", "all,perturbation_spread", "--epsilon", "0.1,0.3"]
-    of_one = ["--statistics", ",".join(name for name in STATISTICS if name != "input_dependence")]
+    of_one = [
+        "--statistics",
+        ",".join(name for name in STATISTICS if name not in ("input_dependence", "modality_mass")),
+    ]
     return {
         "uneven": ["measure", str(tiny("llama")), *text, *few, *every, "--samples", "5"],
         "both stacks": ["measure", str(tiny("bart")), *text, *few, *every, "--samples", "4"],

@@ -132,7 +132,7 @@ class Option:
     def validate(self, value: Any) -> Any:
         if value is None and self.optional:
             return None
-        if isinstance(value, str) and self.declared["parser"] is not None and self.kind is not str:
+        if isinstance(value, str) and self.declared["parser"] is not None and self.size is not None:
             value = self.parse(value)
         if not self.is_tuple:
             return self._validate_element(value)

@@ -14,8 +14,8 @@ from rich.console import Console
 from regard.commands.replace.charts import MOST, pictures
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.result import ReplaceResult
-from regard.commands.replace.scores import ATTENTION, WIDTHS, intervals, relative_drop
-from regard.commands.replace.words import pattern_counts, replace_summary
+from regard.commands.replace.scores import ATTENTION, WIDTHS, intervals, pattern_counts, relative_drop
+from regard.commands.replace.words import replace_summary
 from regard.errors import UserError
 from tests.commands.replace import replaced_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
@@ -312,6 +312,18 @@ def test_a_drop_within_its_interval_is_not_stated() -> None:
     assert "drops by" not in told
     text = Parsed(replace_page(*tables, {})).text
     assert "drop 1.0 % (-8.0 to 10.0 %)" in text
+
+
+def test_the_widest_of_several_pairs_is_told_beside_their_average() -> None:
+    """Pairs whose averages happen to agree say nothing of each."""
+    rows: list[Any] = []
+    for task, scores in (("cola", (0.5, 0.4)), ("sst2", (0.4, 0.5))):
+        keys = ("example/tiny", task)
+        rows += [(*keys, "none", "none", 1.0, seed, "accuracy", 0.45) for seed in range(2)]
+        rows += [(*keys, "average", "lambda", 0.0, seed, "accuracy", score) for seed, score in enumerate(scores)]
+    tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
+    told = " ".join(terminal(*tables).split())
+    assert "no drop is shown: one of up to 0.0 % on average, and of up to 141.2 % in CoLA, cannot be excluded" in told
 
 
 def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:

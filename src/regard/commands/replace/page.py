@@ -9,7 +9,16 @@ import pandas as pd
 from torch import Tensor
 
 from regard.commands.replace import charts, words
-from regard.commands.replace.scores import ATTENTION, GROUP, KEYS, Outcome, drops_by_original, fraction_name, intervals
+from regard.commands.replace.scores import (
+    ATTENTION,
+    GROUP,
+    KEYS,
+    Outcome,
+    drops_by_original,
+    fraction_name,
+    intervals,
+    pattern_counts,
+)
 from regard.report import labels
 from regard.report.page import Box, Group, Maps, Page, Panels, Record, Row, Section, Table, read_asset
 
@@ -184,7 +193,7 @@ def _original(drops: pd.DataFrame) -> str:
 
 
 def _patterns(heads: pd.DataFrame) -> Table:
-    counts = words.pattern_counts(heads)
+    counts = pattern_counts(heads)
     rows = [(name, "", [str(count), f"{labels.number(100 * share, 3)} %"]) for name, count, share in counts]
     return Table(rows, ["Pattern", "Heads", "Share"], "Pattern", bars=[100 * share for _, _, share in counts])
 

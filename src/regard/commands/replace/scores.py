@@ -210,3 +210,10 @@ def axis_places(fractions: Sequence[float]) -> dict[float, float]:
     if 0.0 in sorted_fractions:
         positions[0.0] = max(positions.values(), default=0.0) + 1.5
     return positions
+
+
+def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
+    """Count heads by pattern, with fractions, most frequent first."""
+    named = heads["pattern"].dropna()
+    counts = named[named != ""].value_counts()
+    return [(str(name), int(count), float(count / counts.sum())) for name, count in counts.items()]

@@ -15,6 +15,7 @@ from regard.commands.replace.scores import (
     drop_interval,
     fraction_name,
     intervals,
+    pattern_counts,
 )
 from regard.report import labels
 from regard.report.labels import join, pluralize, run_time
@@ -134,6 +135,16 @@ def _write_operations(outcome: Outcome) -> str:
     return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
 
 
+def _of_single_pairs(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
+    """Say how much larger a drop of a single pair may be than that of their average."""
+    highs = pd.Series({index: _bounds(outcome, rows.loc[[index]])[1] for index in rows.index})
+    if not highs.max() > high:
+        return ""
+    row = rows.loc[highs.idxmax()]
+    most = drop(float(highs.max()), str(row["unit"]))
+    return f"on average, and of up to {most} in {title(outcome, str(row['model']), str(row['task']))}, "
+
+
 def _write_drops(outcome: Outcome) -> str:
     """Describe the drop with the fewest dynamic heads, and with half of them."""
     drops, unit = _in_one_unit(outcome.main)
@@ -145,11 +156,12 @@ def _write_drops(outcome: Outcome) -> str:
         if rows.empty:
             continue
         low, high = _bounds(outcome, rows)
-        if low == high == 0:
+        of_pairs = _of_single_pairs(outcome, rows, high)
+        if low == high == 0 and not of_pairs:
             parts.append(f"with {describe_fraction(fraction)} the score is the same for every seed")
             continue
         if low <= 0 <= high:
-            most = f"one of up to {drop(high, unit)} cannot be excluded"
+            most = f"one of up to {drop(high, unit)} {of_pairs}cannot be excluded"
             parts.append(f"with {describe_fraction(fraction)} no drop is shown: {most}")
             continue
         mean = float(rows["drop"].mean())
@@ -241,13 +253,6 @@ def time_share(row: Mapping[Any, Any]) -> str:
     low, high = (labels.number(100 * row[f"relative_time_{end}"], 3) for end in ("low", "high"))
     spread = "" if row["dynamic_fraction"] == 1 else f" ({low}–{high})"
     return f"{labels.number(row['time'], 3)} %{spread}"
-
-
-def pattern_counts(heads: pd.DataFrame) -> list[tuple[str, int, float]]:
-    """Count heads by pattern, with fractions, most frequent first."""
-    named = heads["pattern"].dropna()
-    counts = named[named != ""].value_counts()
-    return [(str(name), int(count), float(count / counts.sum())) for name, count in counts.items()]
 
 
 def key_figures(outcome: Outcome, cost: pd.DataFrame) -> list[KeyFigure]:
