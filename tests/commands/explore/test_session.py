@@ -246,9 +246,12 @@ def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) ->
         found = {name: value for name, value in column(answer, number).items() if value is not None}
         assert found == pytest.approx({name: expected[name] for name in found}, rel=1e-4)
         assert number or "green" not in found
-    plain = ask(session, stage=1)["look"]["sites"]
+    look = ask(session, stage=1)["look"]
+    plain = look["sites"]
     if method == "sapt":
-        shown = regard.look_at(extract_adapters(base.model, network), tokenizer(), TEXT)["sites"]
+        adapted = regard.look_at(extract_adapters(base.model, network), tokenizer(), TEXT)
+        shown = adapted["sites"]
+        assert look["router"] == [[name, pytest.approx(share, abs=1e-3)] for name, share in adapted["router"]]
         assert [one["alpha"] for one in plain[0]["layers"]] == [one["alpha"] for one in shown[0]["layers"]]
     first, second = (ask(session, "the red run", stage=stage)["look"]["sites"] for stage in (0, 1))
     assert first != second

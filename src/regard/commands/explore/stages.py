@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard import models
 from regard.commands.learn.rollback import restore
 from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.learnt_model import LearntModel
+from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.models import LINEAGE
 from regard.continual.network import Network
 from regard.data.tokenizers import encode_beginning
@@ -43,6 +45,7 @@ class Stage:
         kind: What it predicts.
         classes: Names of classes; None for one that is not possible here.
         adapters: Puts the adapters of inputs into the model.
+        shares: Tells the share of each adapter, by the name of its task; None where no router decides.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Stage:
     kind: Kind
     classes: tuple[str | None, ...] = ()
     adapters: Callable[[dict[str, Tensor]], AbstractContextManager[None]] = lambda rows: nullcontext()
+    shares: Callable[[dict[str, Tensor]], list[list[Any]] | None] = lambda rows: None
 
     @cached_property
     def layers(self) -> list[AttentionLayer]:
@@ -143,7 +147,20 @@ def _of_network(name: str, network: Network, tokenizer: Any, labels: Sequence[st
     verify_routing(model)
     loaded = Loaded(model, tokenizer, base, None)
     more: dict[str, Any] = {} if adapters is None else {"adapters": adapters}
+    if isinstance(network, SaptNetwork):
+        more["shares"] = partial(_read_shares, network)
     if isinstance(answerer, Generator):
         return Stage(name, loaded, model, "first" if answerer.is_encoder_decoder else "next", **more)
     possible = tuple(label if label in labels else None for label in answerer.config.classes)
     return Stage(name, loaded, answerer, "class", possible, **more)
+
+
+@torch.no_grad()
+def _read_shares(network: SaptNetwork, rows: dict[str, Tensor]) -> list[list[Any]] | None:
+    """Return the name of the task of each adapter with its weight for the first row, as `look` shows them."""
+    weights, tasks = network.weights(rows), network.classifier.config.lineage["tasks"]
+    if weights is None:
+        return None
+    weights = weights[0] if weights.dim() > 1 else weights
+    names = {network.adapter_of(number): task["name"] for number, task in enumerate(tasks)}
+    return [[names[adapter], round(float(weight), 4)] for adapter, weight in enumerate(weights) if adapter in names]
