@@ -10,6 +10,7 @@ from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, DynamicCache
 
 from regard.errors import UserError
 from regard.hooks import kept_calls, sequences, watching
+from regard.hooks.cached_keys import is_close
 from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import select_statistics
 
@@ -91,13 +92,13 @@ def test_keys_that_are_computed_from_a_latent_cache_at_each_step(table: Any, ass
 def test_only_rounding_is_the_same_key(dtype: torch.dtype) -> None:
     keys = torch.randn(2, 5, 4, dtype=dtype, generator=torch.Generator().manual_seed(0))
     step = torch.finfo(dtype).eps * keys.abs().max()
-    assert sequences._is_close(keys + step, keys).all()
+    assert is_close(keys + step, keys).all()
     four_bits = keys.abs().max() / 7
-    assert not sequences._is_close((keys / four_bits).round() * four_bits, keys).all()
+    assert not is_close((keys / four_bits).round() * four_bits, keys).all()
     biased, other = keys.clone(), keys.flip(1)
     biased[..., 0] += 1000
     other[..., 0] += 1000
-    assert not sequences._is_close(other, biased).all(), "one large entry does not hide that the others differ"
+    assert not is_close(other, biased).all(), "one large entry does not hide that the others differ"
 
 
 @pytest.mark.sample(6)

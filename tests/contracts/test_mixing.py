@@ -153,7 +153,7 @@ def test_too_many_tokens_are_refused(build: Callable, inputs: Callable, families
     [
         (1.5, "heads: expected a fraction from 0 to 1, got 1.5"),
         ([(0, 9)], "heads: these constants have no head .*; choose heads such as"),
-        (0.5, "input-dependence: expected averages as they were taken"),
+        (0.5, "heads: expected averages as they were taken"),
     ],
     ids=str,
 )
