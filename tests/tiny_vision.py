@@ -43,7 +43,7 @@ def make_clip(folder: Path) -> None:
     }  # fmt: skip
     config = tf.CLIPConfig(vision_config=SIZES | {"num_hidden_layers": 2}, text_config=text, projection_dim=8)
     tf.CLIPModel(config).save_pretrained(folder)
-    tf.CLIPProcessor(_image_processor(), _tokenizer()).save_pretrained(folder)
+    tf.CLIPProcessor(_image_processor(), make_tokenizer()).save_pretrained(folder)
 
 
 def llava_config() -> Any:
@@ -63,7 +63,7 @@ def make_llava(folder: Path) -> None:
     tf.LlavaForConditionalGeneration(llava_config()).save_pretrained(folder)
     tf.LlavaProcessor(
         image_processor=_image_processor(),
-        tokenizer=_tokenizer(),
+        tokenizer=make_tokenizer(),
         patch_size=4,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
@@ -74,10 +74,11 @@ def _image_processor() -> Any:
     return tf.CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
 
 
-def _tokenizer() -> Any:
+def make_tokenizer(*, names_image: bool = True) -> Any:
+    """Return a tokenizer of whole words, one of which is the image token, as it says itself or not."""
     backend = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    extra = {"image_token": "<image>"}
+    extra = {"image_token": "<image>"} if names_image else {}
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=extra, **named)

@@ -20,7 +20,7 @@ from regard.data.tokenizers import special_tokens
 from regard.errors import UserError
 from regard.models.model_files import Loaded
 from regard.models.processors import image_inputs
-from tests.tiny_vision import IMAGE, PATCHES, make_clip, make_llava, make_photos, make_vit
+from tests.tiny_vision import IMAGE, PATCHES, make_clip, make_llava, make_photos, make_tokenizer, make_vit
 
 Regard = Callable[..., Any]
 
@@ -271,3 +271,33 @@ def test_an_image_whose_exif_data_cannot_be_read_is_taken_as_it_lies(tmp_path: P
     with pytest.warns(UserWarning, match=f"images: the EXIF data of .*bad.{suffix} cannot be read"):
         image = read_images([path]).read(0)
     assert (image.size, image.getpixel((0, 0))) == ((6, 3), (9, 99, 199))
+
+
+@pytest.mark.parametrize("kind", ["InstructBlip", "Blip2"])
+def test_a_model_behind_a_q_former_loads_by_its_folder(kind: str, tmp_path: Path) -> None:
+    """InstructBLIP's weights are those of the class with a head; BLIP-2 over T5 has a decoder to feed as well."""
+    torch.manual_seed(0)
+    tokenizer, again = make_tokenizer(names_image=False), make_tokenizer(names_image=False)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+    qformer = sizes | {"encoder_hidden_size": 16, "cross_attention_frequency": 1, "vocab_size": len(tokenizer)}
+    text: dict[str, Any] = {"model_type": "llama", "vocab_size": len(tokenizer), **sizes, "num_key_value_heads": 2}
+    if kind == "Blip2":
+        text = {
+            "model_type": "t5", "vocab_size": len(tokenizer), "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1,
+            "num_heads": 2, "pad_token_id": 0,
+        }  # fmt: skip
+    vision = sizes | {"image_size": 16, "patch_size": 8}
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=vision, qformer_config=qformer, text_config=text, num_query_tokens=6, image_token_index=IMAGE
+    )
+    getattr(transformers, f"{kind}ForConditionalGeneration")(config).save_pretrained(tmp_path)
+    images = transformers.BlipImageProcessorPil(size={"height": 16, "width": 16})
+    parts = (images, tokenizer, again) if kind == "InstructBlip" else (images, tokenizer)
+    getattr(transformers, f"{kind}Processor")(*parts, num_query_tokens=6).save_pretrained(tmp_path)
+    result = regard.measure(
+        str(tmp_path), images=[Image.new("RGB", (16, 16))], prompt="Count", statistics="column_mass"
+    )
+    sites = set(result.frame("column_mass")["site"])
+    assert {"encoder", "encoder@qformer", "cross@encoder@qformer", "decoder"} <= sites
+    mass = result.frame("column_mass", site="cross@encoder@qformer").groupby("head")["value"].sum()
+    assert mass.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
