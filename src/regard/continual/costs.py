@@ -31,6 +31,7 @@ AROUND = ("hook_seconds", "scoring_seconds", "diagnostics_seconds", "saving_seco
 class TaskCost:
     """What the phases of a task have cost, and what is done around them, by name in `AROUND`."""
 
+    micro_batch_size: int | None = None
     seconds: float = 0.0
     around: dict[str, float] = field(default_factory=lambda: dict.fromkeys(AROUND, 0.0))
     steps: int = 0
@@ -46,9 +47,9 @@ class TaskCost:
         self.around[name] += time.perf_counter() - start
         return result
 
-    def count_batches(self, batches: Batches, micro_batch_size: int | None) -> Callable[[int], Rows]:
+    def count_batches(self, batches: Batches) -> Callable[[int], Rows]:
         """Return the batches of a phase, the tokens and examples of each noted."""
-        self.counts, pieces = {}, _all_pieces(batches, micro_batch_size)
+        self.counts, pieces = {}, _all_pieces(batches, self.micro_batch_size)
 
         def rows(step: int) -> Rows:
             batch = batches.rows(step)
@@ -57,19 +58,11 @@ class TaskCost:
 
         return rows
 
-    def add(
-        self,
-        result: TrainResult,
-        batches: Batches,
-        micro_batch_size: int | None,
-        *,
-        token_flops: float,
-        step_flops: float,
-    ) -> None:
+    def add(self, result: TrainResult, batches: Batches, *, token_flops: float, step_flops: float) -> None:
         """Add a phase that is done, and its FLOPs; steps taken before the run was resumed count as the others."""
         self.seconds += result.seconds
         self.steps += result.steps
-        pieces = _all_pieces(batches, micro_batch_size)
+        pieces = _all_pieces(batches, self.micro_batch_size)
         for step in set(range(batches.steps)) - self.counts.keys():
             self.counts[step] = _count_batch(batches.rows(step), pieces)
         tokens, examples = (sum(column) for column in zip(*self.counts.values(), strict=True))

@@ -116,7 +116,7 @@ def run_stream(
         run.rows = {name: rows.get(name, []) for name in run.rows}
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
-        learner.task, cost = task, TaskCost()
+        learner.task, cost = task, TaskCost(learner.budget.micro_batch_size)
         learner.reset_unseen_classes()
         reset_peak(learner.device)
         if not task:
@@ -216,11 +216,10 @@ def _train(
             continue
         with train_only(learner.network, phase):
             token_flops, step_flops = measure_flops(learner, method, batches, phase)
-            micro_batch_size = learner.budget.micro_batch_size
             result = training.train(
                 learner.network,
                 _make_training_config(learner, phase, batches, save_steps),
-                batch=cost.count_batches(batches, micro_batch_size),
+                batch=cost.count_batches(batches),
                 loss=partial(method.loss, learner),
                 count=count_examples,
                 folder=None if phases_dir is None else phases_dir / f"stage-{index}",
@@ -231,7 +230,7 @@ def _train(
                 trim=trim_padding,
                 device="cpu" if learner.device.type == "cpu" else None,
             )
-        cost.add(result, batches, micro_batch_size, token_flops=token_flops, step_flops=step_flops)
+        cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
 
 
 def _make_training_config(

@@ -122,15 +122,15 @@ def list_suffixes() -> str:
 
 def is_table(name: str) -> bool:
     """Whether a file name has the suffix of a table."""
-    return _find_suffix(name) in _READERS
+    return find_table_suffix(name) in _READERS
 
 
 def row_unit(path: Path) -> str:
     """Return what a position in a table counts."""
-    return "row" if _find_suffix(path.name) == ".parquet" else "line"
+    return "row" if find_table_suffix(path.name) == ".parquet" else "line"
 
 
-def _find_suffix(name: str) -> str:
+def find_table_suffix(name: str) -> str:
     """Return the suffix of a table in lower case, packed (.gz) or not."""
     return Path(name.lower().removesuffix(".gz")).suffix
 
@@ -216,7 +216,7 @@ def _name_fields(
                 raise UserError(f"{option}: expected each column once in {path}, got {twice!r} twice")
         elif fields:
             if len(fields) != len(header):
-                has_quotes = _find_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
+                has_quotes = find_table_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
                 hint = "; .tsv is read without quotes" if has_quotes else ""
                 expected = f"{len(header)} columns in {path}, line {number}"
                 raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
@@ -270,7 +270,7 @@ _READERS: dict[str, Callable[[Path, str], Records]] = {
 
 def read_records(path: Path, option: str = TASK) -> Records:
     """Iterate over line numbers and records of a table, read as its suffix says."""
-    suffix = _find_suffix(path.name)
+    suffix = find_table_suffix(path.name)
     if suffix not in _READERS:
         raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}")
     return _READERS[suffix](path, option)

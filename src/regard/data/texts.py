@@ -17,7 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regard.data.hub import HubSplit
-from regard.data.tables import check_columns, decode_pieces, read_parquet, read_pieces, read_records
+from regard.data.tables import (
+    check_columns,
+    decode_pieces,
+    find_table_suffix,
+    read_parquet,
+    read_pieces,
+    read_records,
+    row_unit,
+)
 from regard.errors import UserError
 
 Document = str | Iterable[str]  # a text, or the pieces of a text too long for memory, which can be read once
@@ -56,14 +64,13 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
 
 def find_suffix(path: Path) -> str:
     """Return the suffix of a file in lower case, including the one before .gz."""
-    suffixes = Path(path.name.lower()).suffixes
-    return "".join(suffixes[-2 if suffixes[-1:] == [".gz"] else -1 :])
+    return find_table_suffix(path.name) + (".gz" if path.name.lower().endswith(".gz") else "")
 
 
 def _read_text_column(path: Path, option: str) -> Iterator[str]:
     is_parquet = find_suffix(path) == ".parquet"
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
-        location = f"{path}, {'row' if is_parquet else 'line'} {number}"
+        location = f"{path}, {row_unit(path)} {number}"
         check_columns(["text"], record, location, option)
         text = "" if record["text"] is None else record["text"]
         if not isinstance(text, str):

@@ -379,8 +379,8 @@ class Watch(Observer, Readings):
         tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
         virtual_key = call.operation is not None and call.operation.has_extra_column
         start = sequences.forward.offset if sequences.forward is not None else 0
-        of = {"queries": slice(start, start + call.query.shape[2]), "first_key": first_key, "keys": keys}
-        layer.add_attention(tensors, **of, virtual_key=virtual_key)  # type: ignore[arg-type]
+        queries = slice(start, start + call.query.shape[2])
+        layer.add_attention(tensors, queries=queries, first_key=first_key, keys=keys, virtual_key=virtual_key)
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]

@@ -193,10 +193,9 @@ def _load_trained(
     with_head = select_head_class(config) if auto_class is AutoModel else None
     if (missing or wrong) and with_head is not None:
         headed, *lacks = read_weights(with_head, folder, config, False, **options)
-        if not any(lacks):
-            has_base = headed.base_model is not headed
-            if not has_base or type(headed.base_model) is type(model):
-                return headed.base_model if has_base else headed
+        base = headed.base_model
+        if not any(lacks) and (base is headed or type(base) is type(model)):
+            return base
     if missing and not wrong and set(missing) <= _head_of(model):
         problem = f"have none: {len(missing)} are missing, the first is {missing[0]}"
         raise UserError(f"model: expected a language model's head among the weights, those of '{name}' {problem}")

@@ -251,6 +251,7 @@ def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) ->
     if method == "sapt":
         adapted = regard.look_at(extract_adapters(base.model, network), tokenizer(), TEXT)
         shown = adapted["sites"]
+        assert answer["look"]["router"] == look["router"], "adapters are chosen before heads are replaced"
         assert look["router"] == [[name, pytest.approx(share, abs=1e-3)] for name, share in adapted["router"]]
         assert [one["alpha"] for one in plain[0]["layers"]] == [one["alpha"] for one in shown[0]["layers"]]
     first, second = (ask(session, "the red run", stage=stage)["look"]["sites"] for stage in (0, 1))

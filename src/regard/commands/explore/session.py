@@ -150,7 +150,7 @@ class Session:
             look = look_at_inputs(
                 stage.loaded, inputs, source, config, lambda: outputs.append(stage.answerer(**inputs))
             )
-            look["router"] = stage.shares(inputs)
+            look["router"] = stage.shares()
             columns["with replaced heads"] = predict(stage, inputs, outputs[0], of_pair)
         look["title"] = stage.name
         return {"look": look, "prediction": tabulate(stage, columns), "seconds": time.perf_counter() - start}

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import torch
 from torch import Tensor, nn
 
 from regard import models
@@ -45,7 +44,7 @@ class Stage:
         kind: What it predicts.
         classes: Names of classes; None for one that is not possible here.
         adapters: Puts the adapters of inputs into the model.
-        shares: Tells the share of each adapter, by the name of its task; None where no router decides.
+        shares: Tells the share that each adapter has now, by the name of its task; None where no router decides.
     """
 
     name: str
@@ -54,7 +53,7 @@ class Stage:
     kind: Kind
     classes: tuple[str | None, ...] = ()
     adapters: Callable[[dict[str, Tensor]], AbstractContextManager[None]] = lambda rows: nullcontext()
-    shares: Callable[[dict[str, Tensor]], list[list[Any]] | None] = lambda rows: None
+    shares: Callable[[], list[list[Any]] | None] = lambda: None
 
     @cached_property
     def layers(self) -> list[AttentionLayer]:
@@ -155,10 +154,9 @@ def _of_network(name: str, network: Network, tokenizer: Any, labels: Sequence[st
     return Stage(name, loaded, answerer, "class", possible, **more)
 
 
-@torch.no_grad()
-def _read_shares(network: SaptNetwork, rows: dict[str, Tensor]) -> list[list[Any]] | None:
-    """Return the name of the task of each adapter with its weight for the first row, as `look` shows them."""
-    weights, tasks = network.weights(rows), network.classifier.config.lineage["tasks"]
+def _read_shares(network: SaptNetwork) -> list[list[Any]] | None:
+    """Return the name of the task of each adapter with its weight for the first row under way, as `look` shows them."""
+    weights, tasks = network.pool.mixture.weights, network.classifier.config.lineage["tasks"]
     if weights is None:
         return None
     weights = weights[0] if weights.dim() > 1 else weights

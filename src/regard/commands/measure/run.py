@@ -121,8 +121,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
-    is_named = ModalityMass.name in observer.statistics and not {*ALL} <= observer.statistics.keys()
-    if is_named and ModalityMass.name in observer.left_out:
+    if ModalityMass.name in observer.left_out & observer.statistics.keys() and not {*ALL} <= observer.statistics.keys():
         warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(type(loaded.model).__name__)}")
     _check_statistics(observer, config, columns, media)
     columns = [part for part in columns if len(part.value)]
@@ -303,7 +302,8 @@ def _check_statistics(
     if columns and media is not None:
         if named := [name for name in empty if name not in DEFAULT]:
             warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
-        for site, length in _single_lengths(observer).items() if InputDependence.name not in empty else ():
+        dependence = None if InputDependence.name in empty else _input_dependence(observer)
+        for site, length in dependence.single_lengths().items() if dependence is not None else ():
             warn_user(
                 f"input_dependence has no rows at {site}: of its {length} tokens, the first length without padding, "
                 f"there is one sample; it compares {kind_of(media)} of one length"
@@ -326,14 +326,14 @@ def _sink_tokens(observer: Watch, tokenizer: Any) -> pd.DataFrame | None:
     return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
 
 
-def _single_lengths(observer: Watch) -> dict[str, int]:
-    statistic = observer.statistics.get("input_dependence")
-    return statistic.single_lengths() if isinstance(statistic, InputDependence) else {}
+def _input_dependence(observer: Watch) -> InputDependence | None:
+    statistic = observer.statistics.get(InputDependence.name)
+    return statistic if isinstance(statistic, InputDependence) else None
 
 
 def _mean_matrices(observer: Watch) -> dict[str, Tensor]:
-    statistic = observer.statistics.get("input_dependence")
-    if not isinstance(statistic, InputDependence):
+    statistic = _input_dependence(observer)
+    if statistic is None:
         return {}
     return {f"{site}.{layer}": mean.float() for (site, layer), mean in statistic.mean_attention().items()}
 
