@@ -115,12 +115,7 @@ def make_repeated_windows(
 
 def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length: int | None) -> _Frame:
     check_choice("bos", bos, BOS)
-    content = _tokenize("a", tokenizer)
-    framed = _tokenize("a", tokenizer, special=True)
-    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
-    if not content or start is None:
-        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
-    before, after = tuple(framed[:start]), tuple(framed[start + len(content) :])
+    before, after = _tokens_around(tokenizer)
     if bos == "drop":
         before = ()
     elif bos == "add" and not before:
@@ -136,6 +131,20 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
     if length <= special:
         raise UserError(f"length: expected more than the {special} special tokens of each window, got {length}")
     return _Frame(before, after, length - special)
+
+
+def tokens_before(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids of the special tokens that a tokenizer puts before a text, as BOS."""
+    return _tokens_around(tokenizer)[0]
+
+
+def _tokens_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the special tokens that a tokenizer puts before a text, and after it."""
+    content, framed = _tokenize("a", tokenizer), _tokenize("a", tokenizer, special=True)
+    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
+    if not content or start is None:
+        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
+    return tuple(framed[:start]), tuple(framed[start + len(content) :])
 
 
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:

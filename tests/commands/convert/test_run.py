@@ -215,6 +215,35 @@ def test_intervals_are_over_parts_of_the_held_out_rows(causal: str, long: dict[s
     assert stage["loss"] - stage["loss_low"] == pytest.approx(half_width, rel=1e-6)
 
 
+def test_sequences_begin_as_the_tokenizer_begins_a_text(
+    causal: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the BOS that models which were trained so need: in training, in averages and in what is measured."""
+    tokenizer = AutoTokenizer.from_pretrained(causal)
+    bos = tokenizer.bos_token_id
+    assert tokenizer("a")["input_ids"][0] == bos
+    model = AutoModelForCausalLM.from_pretrained(causal)
+    seen: list[torch.Tensor] = []
+    forward = LlamaForCausalLM.forward
+
+    def note(self: Any, input_ids: torch.Tensor, **rest: Any) -> Any:
+        seen.append(input_ids)
+        return forward(self, input_ids, **rest)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", note)
+    found = convert(model, tokenizer, **{**small, "attention": "average", "average_samples": 4})
+    rows = torch.cat([ids for ids in seen if ids.shape[1] >= 15])  # the others try what the model takes
+    assert rows.shape[1] == 16
+    assert (rows[:, 0] == bos).all()
+    assert not (rows[:, 1:] == bos).any()
+    corpus = prepare_corpus([Source.parse(*small["text"])], tokenizer, length=15, folder=tmp_path / "again")
+    content = corpus.domains[0].valid.evenly_spaced(int(found.stages["rows"].iloc[0]))
+    with torch.no_grad():
+        ids = functional.pad(content, (1, 0), value=bos)
+        expected = functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1).double(), content.flatten())
+    assert found.stages["loss"].iloc[0] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_training_matches_the_layers(causal: str, small: dict[str, Any]) -> None:
     found = convert(causal, **{**small, "layer_steps": 60, "model_steps": 0, "layer_learning_rate": 0.01})
     errors = found.layers.groupby("stage")["relative_error"].mean()
@@ -227,9 +256,9 @@ def test_averages(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     found = convert(causal, **options)
     loaded = load(causal, language_model=True)
     (source,) = small["text"]
-    corpus = prepare_corpus([Source.parse(source)], loaded.tokenizer, length=16, folder=tmp_path / "again")
+    corpus = prepare_corpus([Source.parse(source)], loaded.tokenizer, length=15, folder=tmp_path / "again")
     draw = BatchSampler(corpus, 2, 0)
-    expected = average_attention(loaded.model, [draw.rows(0), draw.rows(1)], 16)
+    expected = average_attention(loaded.model, [_begun(draw.rows(step), loaded.tokenizer) for step in (0, 1)], 16)
     matrices = {name: value for name, value in found.model.named_parameters() if "matrices" in name}
     assert len(matrices) == 2
     for layer, (name, matrix) in enumerate(matrices.items()):
@@ -294,8 +323,13 @@ def test_constants_alone_learn_to_match_the_layers(causal: str) -> None:
 
 def _held_out(run: ConvertResult, name: str, small: dict[str, Any], folder: Path) -> torch.Tensor:
     tokenizer = load(name, language_model=True).tokenizer
-    corpus = prepare_corpus([Source.parse(*small["text"])], tokenizer, length=16, folder=folder / "held-out")
-    return corpus.domains[0].valid.evenly_spaced(int(run.stages["rows"].iloc[0]))
+    corpus = prepare_corpus([Source.parse(*small["text"])], tokenizer, length=15, folder=folder / "held-out")
+    return _begun(corpus.domains[0].valid.evenly_spaced(int(run.stages["rows"].iloc[0])), tokenizer)
+
+
+def _begun(rows: torch.Tensor, tokenizer: Any) -> torch.Tensor:
+    """Put the tokenizer's BOS before rows."""
+    return functional.pad(rows, (1, 0), value=tokenizer.bos_token_id)
 
 
 def test_the_second_stage_goes_on_with_the_text(

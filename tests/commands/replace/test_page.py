@@ -314,16 +314,19 @@ def test_a_drop_within_its_interval_is_not_stated() -> None:
     assert "drop 1.0 % (-8.0 to 10.0 %)" in text
 
 
-def test_the_widest_of_several_pairs_is_told_beside_their_average() -> None:
+@pytest.mark.parametrize(
+    "by, told_as", [("lambda", "no drop is shown: "), ("attention", "by: average none that is shown (")]
+)
+def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_as: str) -> None:
     """Pairs whose averages happen to agree say nothing of each."""
     rows: list[Any] = []
     for task, scores in (("cola", (0.5, 0.4)), ("sst2", (0.4, 0.5))):
         keys = ("example/tiny", task)
         rows += [(*keys, "none", "none", 1.0, seed, "accuracy", 0.45) for seed in range(2)]
-        rows += [(*keys, "average", "lambda", 0.0, seed, "accuracy", score) for seed, score in enumerate(scores)]
+        rows += [(*keys, "average", by, 0.0, seed, "accuracy", score) for seed, score in enumerate(scores)]
     tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
     told = " ".join(terminal(*tables).split())
-    assert "no drop is shown: one of up to 0.0 % on average, and of up to 141.2 % in CoLA, cannot be excluded" in told
+    assert f"{told_as}one of up to 0.0 % on average, and of up to 141.2 % in CoLA, cannot be excluded" in told
 
 
 def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:

@@ -6,12 +6,14 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -22,6 +24,7 @@ from regard.commands.convert.result import ConvertResult
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
 from regard.data.texts import Source, check_source
+from regard.data.windows import tokens_before
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
 from regard.hooks.replaced_model import check_original
@@ -118,16 +121,16 @@ def convert(  # noqa: D417 - the options are described in the configuration
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
-        corpus = prepare_corpus(
-            sources, loaded.tokenizer, length=config.num_tokens, folder=folder, on_progress=report_packing
-        )
+        start = tokens_before(loaded.tokenizer)
+        packed = {"length": config.num_tokens - len(start), "folder": folder, "on_progress": report_packing}
+        corpus = prepare_corpus(sources, loaded.tokenizer, **packed)
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
-        draw = BatchSampler(corpus, config.batch_size, config.seed)
-        student = student or _with_averages(loaded, config, draw)
+        sequences = _Sequences(corpus, BatchSampler(corpus, config.batch_size, config.seed), torch.tensor(start))
+        student = student or _with_averages(loaded, config, sequences)
         with eval_mode(loaded.model):
-            conversion = _Conversion(config, loaded, student, corpus, draw, work.folder, work.resume, on_progress)
+            conversion = _Conversion(config, loaded, student, sequences, work.folder, work.resume, on_progress)
             conversion.run()
     return conversion.result(hashes)
 
@@ -157,10 +160,30 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
     return add_model_hash(loaded)
 
 
-def _with_averages(loaded: Loaded, config: ConvertConfig, draw: BatchSampler) -> Any:
+@dataclass(frozen=True, eq=False)
+class _Sequences:
+    """Sequences of text, each behind the special tokens that the tokenizer puts before a text."""
+
+    corpus: Corpus
+    draw: BatchSampler
+    start: Int64[Tensor, " special"]
+
+    def of_step(self, step: int) -> Int64[Tensor, "batch length"]:
+        return self._begin(self.draw.rows(step))
+
+    def held_out(self, most: int) -> dict[str, Int64[Tensor, "row length"]]:
+        """Return at most so many sequences of each domain, evenly spaced."""
+        domains = self.corpus.domains
+        return {one.name: self._begin(one.valid.evenly_spaced(min(most, len(one.valid)))) for one in domains}
+
+    def _begin(self, rows: Tensor) -> Tensor:
+        return torch.cat([self.start.to(rows.dtype).expand(len(rows), -1), rows], dim=1)
+
+
+def _with_averages(loaded: Loaded, config: ConvertConfig, sequences: _Sequences) -> Any:
     """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
     num_batches = math.ceil(config.average_samples / config.batch_size)
-    rows = torch.cat([draw.rows(step) for step in range(num_batches)])[: config.average_samples]
+    rows = torch.cat([sequences.of_step(step) for step in range(num_batches)])[: config.average_samples]
     batches = rows.to(loaded.model.device).split(config.batch_size)
     constants = average_attention(loaded.model, batches, config.num_tokens, tokenizer=loaded.tokenizer, source="text")
     heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
@@ -180,20 +203,15 @@ class _Conversion:
         config: ConvertConfig,
         loaded: Loaded,
         student: Any,
-        corpus: Corpus,
-        draw: BatchSampler,
+        sequences: _Sequences,
         folder: Path,
         resume: bool,
         on_progress: OnProgress | None,
     ) -> None:
-        self.config, self.loaded, self.student, self.corpus = config, loaded, student, corpus
-        self.draw = draw
+        self.config, self.loaded, self.student, self.sequences = config, loaded, student, sequences
         self.folder, self.resume, self.on_progress = folder, resume, on_progress
         self.teacher = loaded.model
-        self.held_out = {
-            domain.name: domain.valid.evenly_spaced(min(config.eval_samples, len(domain.valid)))
-            for domain in corpus.domains
-        }
+        self.held_out = sequences.held_out(config.eval_samples)
         self.rows = torch.cat(list(self.held_out.values()))
         if len(self.rows) < 2:
             wanted = f"at least 2 held-out sequences of {config.num_tokens} tokens"
@@ -252,7 +270,7 @@ class _Conversion:
         trained = training.train(
             self.student,
             self.config.training_config(stage),
-            batch=lambda step: {"input_ids": self.draw.rows(first + step)},
+            batch=lambda step: {"input_ids": self.sequences.of_step(first + step)},
             loss=loss,
             count=count,
             folder=self.folder / stage,
@@ -307,7 +325,7 @@ class _Conversion:
             model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
             attention=entry["operation"] or {"constants": entry["origin"]},
             data={
-                "domains": [domain.metadata() for domain in self.corpus.domains],
+                "domains": [domain.metadata() for domain in self.sequences.corpus.domains],
                 "sha256": dict(hashes),
                 "tokenizer": {"size": len(loaded.tokenizer), "sha256": tokenizers.tokenizer_hash(loaded.tokenizer)},
             },

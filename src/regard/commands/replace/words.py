@@ -128,8 +128,9 @@ def _write_operations(outcome: Outcome) -> str:
     parts = []
     for name, rows in drops.groupby("constants", sort=False):
         low, high = _bounds(outcome, rows)
-        unsupported = f"none that is shown (up to {drop(high, unit)} cannot be excluded)"
-        parts.append(f"{name} {unsupported if low <= 0 <= high else drop(float(rows['drop'].mean()), unit)}")
+        unsupported = f"none that is shown (one of up to {drop(high, unit)} {_of_single_pairs(outcome, rows, high)}"
+        shown = drop(float(rows["drop"].mean()), unit)
+        parts.append(f"{name} {f'{unsupported}cannot be excluded)' if low <= 0 <= high else shown}")
     by_operation = ", ".join(parts)
     average = "on average " if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
     return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
