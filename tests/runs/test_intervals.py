@@ -101,6 +101,15 @@ def test_the_interval_of_a_ratio() -> None:
     assert math.isnan(ratio_half_width([1.0, 0.0], [2, 0]))
 
 
+def test_small_values_have_an_interval_of_their_own_size() -> None:
+    """Those of statistics far below 1, as of those near it; equal values have none, up to rounding."""
+    small, large = t_interval([1e-10, 3e-10]), t_interval([1.0, 3.0])
+    assert small.ci_low == pytest.approx(1e-10 * large.ci_low)
+    assert small.std == pytest.approx(1e-10 * large.std)
+    assert t_interval([0.1 + 0.2, 0.3]).std == 0
+    assert t_interval([0.3 - 0.1 - 0.2, 0.0]).std == 0
+
+
 def test_few_values_give_what_they_can() -> None:
     one, none, same = t_interval([3.0]), t_interval([]), t_interval([0.1 + 0.2, 0.3])
     assert (one.n, one.mean, one.overlaps) == (1, 3, None)

@@ -16,7 +16,10 @@ Floats = npt.NDArray[np.float64]
 FEWEST = 6  # minimum number of differences of the signed-rank test: with 5 its p is never below 0.0625
 PARTS = 10
 """Parts of a text whose sums are taken for independent."""
-ROUNDING = 1e-9  # values that are nearer to each other than this are equal, up to the rounding of sums
+TINY = 1e-13  # values that are nearer to 0 than this are 0, up to the rounding of differences of scores
+ROUNDING = (
+    1e-9  # values that differ by less, in points or in parts of the largest, are equal up to the rounding of sums
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,7 @@ def t_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> In
     n = len(sample)
     mean = float(sample.mean()) if n else math.nan
     std = float(sample.std(ddof=1)) if n > 1 else math.nan
-    if n > 1 and np.ptp(sample) <= ROUNDING:
+    if n > 1 and np.ptp(sample) <= max(ROUNDING * np.abs(sample).max(), TINY):
         std = 0.0
     half = t_half_width(n, std, confidence)
     return Interval(n=n, mean=mean, std=std, ci_low=mean - half, ci_high=mean + half)

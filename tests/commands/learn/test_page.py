@@ -447,6 +447,8 @@ def test_corrected_tests_are_told_where_there_are_some() -> None:
     page = Parsed(learn_page({**TABLES, "differences": table}, learned.record()))
     assert "95 % interval p, t-test, Holm" in page.text
     assert "0.032 higher" in page.text
+    uncertain = Parsed(learn_page({**TABLES, "differences": table.assign(t_test_holm=0.0521)}, learned.record()))
+    assert "0.052 higher before correction" in uncertain.text
     more = pd.concat([TABLES["differences"], TABLES["differences"].assign(against="prescale")])
     assert find_baseline(more, learned.METHODS) == "finetune"
 

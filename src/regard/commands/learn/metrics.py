@@ -176,6 +176,10 @@ def make_difference_tables(table: pd.DataFrame, matrix: pd.DataFrame) -> tuple[l
     return [page.Tables(unfolded), page.Tables(folded, names)], _about(plotted, baseline)
 
 
+SIGNIFICANCE = 0.05
+"""The p of a difference whose 95 % interval ends at 0."""
+
+
 def find_baseline(table: pd.DataFrame, methods: Sequence[str]) -> str:
     """Return the first method that the table has differences to."""
     return next((name for name in methods if name in set(table["against"])), "")
@@ -185,6 +189,8 @@ def _table(differences: Sequence[Difference], caption: str) -> Table:
     rows = []
     for item in differences:
         result = labels.verdict(item.mean, item.contains_zero if item.has_interval else None)
+        if item.has_interval and not item.contains_zero and item.p >= SIGNIFICANCE:
+            result += " before correction"
         interval = format_difference_interval(item) if item.has_interval else "–"
         rows.append((item.method, "", [labels.format_signed(item.mean, 2), interval, format_p_value(item.p), result]))
     head = ["Method", "Difference", "95 % interval", "p, t-test, Holm", ""]
