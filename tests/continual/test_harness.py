@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from regard.continual import harness
 from regard.continual.harness import _continue_texts, _score_continuations, _score_text, make_evaluation
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
@@ -65,6 +66,48 @@ def test_texts_are_continued_up_to_what_ends_them() -> None:
         with pytest.raises(UserError, match="evaluate: expected tasks with greedy answers"):
             _continue_texts(run, [(ids, {"do_sample": True})])
     assert short == [first, whole]
+
+
+@torch.no_grad()
+def test_a_long_text_is_scored_in_windows_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of at most `limit` tokens, the last with as much context as fits beside it (lm_eval's rolling windows)."""
+    run, ids = learner(), [4, 22, 5, 17, 9, 6, 23, 7, 24, 8, 10]
+    model = run.generator.encoder.eval()
+    monkeypatch.setattr(harness, "_maximum_length", lambda _: 5)
+    windows = [([3], ids[:4]), ([ids[3]], ids[4:8]), (ids[6:8], ids[8:])]
+    with run.evaluation_mode():
+        found = _score_text(run, [3], ids)
+    assert found == pytest.approx(sum(by_hand(model, *pair)[0] for pair in windows), rel=1e-5)
+
+
+@torch.no_grad()
+def test_the_answer_takes_no_room_of_the_prompt_of_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_maximum_length", lambda _: 6)
+    prompt = [4, 22, 5, 17, 9, 6, 23]
+    read: dict[str, list[int]] = {}
+    for kind in ("gpt2", "t5"):
+        run = learner(kind)
+        make = harness._make_batch
+
+        def note(*arguments: Any, name: str = kind, make: Any = make) -> Any:
+            read.setdefault(name, []).append(len(arguments[1][0]))
+            return make(*arguments)
+
+        with monkeypatch.context() as patch, run.evaluation_mode():
+            patch.setattr(harness, "_make_batch", note)
+            _score_continuations(run, [(prompt, [9, 10])])
+            _continue_texts(run, [(prompt, {"max_gen_toks": 3})])
+    assert read == {"gpt2": [4, 3], "t5": [6, 6]}
+
+
+@torch.no_grad()
+def test_an_answer_ends_at_the_first_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it begins with one: white space is not cut before."""
+    run = learner()
+    monkeypatch.setattr(run.tokenizer, "decode", lambda *_, **__: "\nfirst line\nsecond", raising=False)
+    with run.evaluation_mode():
+        assert _continue_texts(run, [([4, 22], {"until": ["\n"]})]) == [""]
+        assert _continue_texts(run, [([4, 22], {"until": ["second"]})]) == ["\nfirst line\n"]
 
 
 @pytest.fixture

@@ -324,3 +324,18 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path: Any) -> None:
 def test_settings_that_cannot_be(name: str, value: Any) -> None:
     with pytest.raises(UserError, match=f"^{name}: expected"):
         IdbrConfig(**{name: value})
+
+
+def test_classes_of_later_tasks_are_what_they_were_at_the_start() -> None:
+    """Weight decay has moved them: before each task those without a task so far are as in a run that goes on."""
+    (learner, method), seen = begun(), list[bool]()
+
+    def look(current: Any, task: int) -> list[dict[str, Any]]:
+        unseen = ~current.task_classes[:task].any(0)
+        head, start = current.network.classifier.head, current.start
+        names = ("vectors", "bias")
+        seen.append(all(torch.equal(getattr(head, n)[unseen], start[f"classifier.head.{n}"][unseen]) for n in names))
+        return []
+
+    run_stream(learner, method, diagnose=look)  # before and after each task
+    assert seen == [True, False] * 3

@@ -53,7 +53,7 @@ def trained_by_hand(network: nn.Module, batches: list[dict[str, Tensor]], first:
     means, squares = ([torch.zeros_like(one) for one in parameters] for _ in range(2))
     network.train()
     for step, rows in enumerate(batches, start=1):
-        rate = 1e-2 * (step / warm if step <= warm else (steps - step) / (steps - warm))
+        rate = 1e-2 * (step / warm if step <= warm else (steps + 1 - step) / (steps + 1 - warm))
         counted = rows["labels"] != IGNORE_INDEX
         given = {
             name: rows[name][counted] for name in ("input_ids", "attention_mask", "token_type_ids") if name in rows
@@ -128,6 +128,17 @@ def test_fine_tuning_is_the_plain_loop(by_hand: Any) -> None:
     assert scores(ran) == pytest.approx(matrix, abs=1e-4)
     assert len({round(value) for value in matrix.values()}) > 2, "the scores tell nothing"
     assert [row["n"] for row in ran.rows["matrix"] if row["task_index"] == 2] == [12] * 5
+
+
+def test_the_last_step_of_a_phase_trains() -> None:
+    """Also where it is the only one, and nothing warms up."""
+    budget = replace(PAPER, num_epochs=1, batch_size=64, warmup_ratio=0.0)
+    learner = exact(budget=budget)
+    before = {name: value.clone() for name, value in collect_tensors(learner.network).items()}
+    ran = run_stream(learner, METHODS["finetune"]())
+    assert [row["steps"] for row in ran.rows["cost"]] == [1, 1, 1]
+    after = collect_tensors(ran.network)
+    assert max(float((after[name] - value).abs().max()) for name, value in before.items()) > 1e-3
 
 
 def test_what_a_row_of_the_matrix_says() -> None:

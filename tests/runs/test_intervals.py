@@ -18,6 +18,7 @@ from regard.runs.intervals import (
     parts_half_width,
     ratio_half_width,
     signed_rank_test,
+    strata_half_width,
     t_half_width,
     t_interval,
     t_quantile,
@@ -84,6 +85,17 @@ def test_the_interval_over_parts_of_a_text() -> None:
         ratio_half_width([3.0, 7.0, 10.0, 6.0, 12.0] * 2, [3, 3, 4, 4, 4] * 2)
     )
     assert math.isnan(parts_half_width([], []))
+
+
+def test_the_difference_between_texts_is_no_error_of_their_mean() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, 200)
+    apart = noise + np.repeat([0.3, -0.05], 100)
+    halves = [parts_half_width(noise[start : start + 100], [1] * 100) for start in (0, 100)]
+    assert strata_half_width(noise, [100, 100]) == pytest.approx(math.hypot(*halves) / 2)
+    assert strata_half_width(apart, [100, 100]) == pytest.approx(strata_half_width(noise, [100, 100]))
+    assert strata_half_width(apart, [200]) == parts_half_width(apart, [1] * 200)
+    assert strata_half_width(apart, [199, 1]) == parts_half_width(apart, [1] * 200)
+    assert strata_half_width(apart, [200]) > 5 * strata_half_width(apart, [100, 100])
 
 
 def test_the_interval_of_a_ratio() -> None:

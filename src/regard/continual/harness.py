@@ -140,13 +140,15 @@ def _score_continuations(
 ) -> list[tuple[float, bool]]:
     """Return the log-likelihood of each continuation, and whether it is the greedy one; the longest are read first."""
     limit, results = _maximum_length(learner), dict[int, tuple[float, bool]]()
+    shares = 0 if learner.generator.is_encoder_decoder else 1  # whether the answer takes positions of the prompt
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     size = learner.budget.eval_batch_size
     for start in range(0, len(order), size):
         numbers = order[start : start + size]
-        answers = [pairs[number][1][: None if limit is None else limit - 1] for number in numbers]
+        answers = [pairs[number][1][: None if limit is None else limit - shares] for number in numbers]
         prompts = [
-            _keep_last(pairs[number][0], limit, len(answer)) for number, answer in zip(numbers, answers, strict=True)
+            _keep_last(pairs[number][0], limit, shares * len(answer))
+            for number, answer in zip(numbers, answers, strict=True)
         ]
         rows = _make_batch(learner, prompts, answers)
         scores = as_float32(learner.network(rows)).log_softmax(-1)
@@ -160,14 +162,14 @@ def _score_continuations(
 
 
 def _score_text(learner: TextLearner, prefix: list[int], ids: list[int]) -> float:
-    """Return the log-likelihood of a text; a long one in parts, each behind the last token of the part before."""
+    """Return the log-likelihood of a text; a long one in parts, as lm_eval has them: the last has whole context."""
     limit = _maximum_length(learner)
-    size = len(ids) if limit is None else limit - 1
-    parts = [ids[start : start + size] for start in range(0, len(ids), size)] if ids else []
-    prefixes = [prefix, *([part[-1]] for part in parts)]
-    return sum(
-        score for score, _ in _score_continuations(learner, list(zip(prefixes[: len(parts)], parts, strict=True)))
-    )
+    size = len(ids) if limit is None else limit if learner.generator.is_encoder_decoder else limit - 1
+    pairs = []
+    for start in range(0, len(ids), size or 1):
+        end = min(start + size, len(ids))
+        pairs.append((ids[end - size - 1 : start] if start else prefix, ids[start:end]))
+    return sum(score for score, _ in _score_continuations(learner, pairs))
 
 
 def _continue_texts(learner: TextLearner, requests: Sequence[tuple[list[int], dict[str, Any]]]) -> list[str]:
@@ -176,15 +178,16 @@ def _continue_texts(learner: TextLearner, requests: Sequence[tuple[list[int], di
     if sampled is not None:
         raise UserError("evaluate: expected tasks with greedy answers, got one with do_sample")
     limit, answers = _maximum_length(learner), dict[int, str]()
+    shares = 0 if learner.generator.is_encoder_decoder else 1
     lengths = [int(options.get("max_gen_toks", MAX_NEW_TOKENS)) for _, options in requests]
     order = sorted(range(len(requests)), key=lambda index: (lengths[index], len(requests[index][0])))
     while order:
-        new_tokens = lengths[order[0]] if limit is None else min(lengths[order[0]], limit // 2)
+        new_tokens = lengths[order[0]] if limit is None or not shares else min(lengths[order[0]], limit // 2)
         same = [index for index in order if lengths[index] == lengths[order[0]]][: learner.budget.eval_batch_size]
         order = order[len(same) :]
-        prompts = [_keep_last(requests[index][0], limit, new_tokens) for index in same]
+        prompts = [_keep_last(requests[index][0], limit, shares * new_tokens) for index in same]
         ids = learner.network.generate(_make_batch(learner, prompts, [[0]] * len(same)), new_tokens)
-        for index, text in zip(same, learner.decode_answers(ids), strict=True):
+        for index, text in zip(same, learner.decode_answers(ids, strip=False), strict=True):
             until = requests[index][1].get("until") or []
             for end in [until] if isinstance(until, str) else until:
                 text = text.split(end)[0] if end else text

@@ -14,7 +14,7 @@ from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossCla
 from regard.data.encoding import Encoded, encode
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
-from regard.models.heads import ClassVectorHead, LabelTextHead
+from regard.models.heads import LabelTextHead
 from regard.models.model_files import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
@@ -57,10 +57,11 @@ class Learner:
         """
         head = getattr(self.network.classifier, "head", None)
         unseen = ~self.task_classes[: self.task].any(0)
-        for name in ("vectors", "bias") if isinstance(head, ClassVectorHead) else ():
-            parameter, start = getattr(head, name), self.start[f"classifier.head.{name}"]
-            rows = unseen.to(parameter.device)
-            parameter[rows] = start.to(parameter)[rows]
+        for name in ("vectors", "bias"):
+            parameter = getattr(head, name, None)
+            if isinstance(parameter, nn.Parameter):  # a head of label texts has vectors that are no parameters
+                rows = unseen.to(parameter.device)
+                parameter[rows] = self.start[f"classifier.head.{name}"].to(parameter)[rows]
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"

@@ -121,9 +121,9 @@ def run_stream(
         reset_peak(learner.device)
         if not task:
             cost.time("diagnostics_seconds", _add_general, run, evaluate, 0)
-        cost.time("hook_seconds", method.before_task, learner, task)
         if method.evaluation_scope == "seen":
             cost.time("scoring_seconds", _add_scores, run, [task], task, False)
+        cost.time("hook_seconds", method.before_task, learner, task)
         cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
         _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
         cost.time("hook_seconds", method.after_task, learner, task)
@@ -236,16 +236,20 @@ def _train(
 def _make_training_config(
     learner: Learner, phase: TrainingPhase, batches: Batches, save_steps: int | None
 ) -> TrainingConfig:
-    """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648)."""
+    """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648).
+
+    A rate that falls would be 0 one step behind the last one, which so trains, too.
+    """
     budget = learner.budget
+    warmup_steps = count_warmup_steps(budget, batches.steps)
     names = ("micro_batch_size", "lr_scheduler_type", "weight_decay", "max_grad_norm", "precision")
     return TrainingConfig(
         **{name: getattr(budget, name) for name in names},
         max_steps=batches.steps,
         batch_size=batches.size,
         learning_rate=phase.learning_rate,
-        warmup_steps=count_warmup_steps(budget, batches.steps),
-        final_lr_ratio=0.0,
+        warmup_steps=warmup_steps,
+        final_lr_ratio=1 / (batches.steps - warmup_steps + 1),
         decay="matrices",
         betas=(0.9, 0.999),
         adam_epsilon=1e-6,

@@ -98,15 +98,16 @@ class TextLearner(Learner):
         )
         return self.decode_answers(token_ids[:, 1 if self.generator.is_encoder_decoder else ids.shape[1] :])
 
-    def decode_answers(self, ids: Tensor) -> list[str]:
-        return decode_answers(ids, self.tokenizer, self.generator)
+    def decode_answers(self, ids: Tensor, *, strip: bool = True) -> list[str]:
+        return decode_answers(ids, self.tokenizer, self.generator, strip=strip)
 
 
-def decode_answers(ids: Tensor, tokenizer: Any, generator: Generator) -> list[str]:
-    """Return the texts of answers (row, token), each as far as its end."""
+def decode_answers(ids: Tensor, tokenizer: Any, generator: Generator, *, strip: bool = True) -> list[str]:
+    """Return the texts of answers (row, token), each as far as its end, without white space around it if `strip`."""
     ends = set(generator.end_token_ids)
     answers = [list(takewhile(lambda token: token not in ends, row)) for row in ids.tolist()]
-    return [tokenizer.decode(answer, skip_special_tokens=True).strip() for answer in answers]
+    texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
+    return [text.strip() for text in texts] if strip else texts
 
 
 def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -20,8 +20,9 @@ class TrainingBudget:
 
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
     warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by a task's name, steps
-    on its own batches in a phase at most (replay comes besides, and `joint` has no limit). `min_steps`: so many in a
-    phase at least, which adds epochs to a task of few rows (of `joint` for each task).
+    on its own batches in a phase at most (replay that is mixed with the task's rows counts, other replay comes besides,
+    and `joint` has no limit). `min_steps`: so many in a phase at least, which adds epochs to a task of few rows (of
+    `joint` for each task).
     """
 
     num_epochs: int = 3

@@ -215,7 +215,7 @@ def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     if isinstance(heads, float):
         if not 0 <= heads <= 1:
             raise UserError(f"heads: expected a fraction from 0 to 1, got {heads}")
-        count = round(heads * len(all_heads))
+        count = len(all_heads) - round((1 - heads) * len(all_heads))  # as a fraction that stays dynamic is rounded
         if count in (0, len(all_heads)):
             return tuple(all_heads[:count])
         with naming_option("heads", instead_of="input-dependence"):

@@ -93,6 +93,20 @@ def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | F
     return ratio_half_width(*(np.bincount(part, numbers).astype(np.float64) for numbers in (sums, counts)))
 
 
+def strata_half_width(values: Sequence[float] | Floats, sizes: Sequence[int]) -> float:
+    """Return half of the 95 % interval of the mean of windows of several texts, `sizes` of each, in their order.
+
+    How the texts differ is no error of the mean, for they are these. A text of one window tells no error: then the
+    windows are taken as of one text.
+
+    Source: Cochran 1977, Sampling Techniques, section 5.3 (stratified sampling), with `parts_half_width` in each.
+    """
+    texts = np.split(np.asarray(values, dtype=np.float64), np.cumsum(sizes)[:-1])
+    errors = [len(text) / len(values) * parts_half_width(text, [1] * len(text)) for text in texts]
+    half = math.sqrt(sum(error**2 for error in errors))
+    return parts_half_width(values, [1] * len(values)) if math.isnan(half) else half
+
+
 def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
     """Return half of the interval of a difference of two means of `n` and `other_n` values; NaN if one is below 2.
 

@@ -124,10 +124,11 @@ def diagnostics(scores: pd.DataFrame) -> pd.DataFrame:
     last = scores["task_index"].max()
     for row in scores[keys].drop_duplicates().itertuples(index=False):
         for statistic, ahead in itertools.product(("sink_deviation", "over_smoothing"), (1, 0)):
-            place = (row.stream, row.method, row.seed, row.task_index - ahead, row.task_index, row.task, statistic)
+            run = (row.stream, row.method, row.seed, row.order)
+            place = (*run, row.task_index - ahead, row.task_index, row.task, statistic)
             rows += [(*place, layer, (1.0 + layer) * (1 if ahead else 3), 0.1) for layer in range(LAYERS)]
             rows.append((*place, None, 1 + DROP.get(row.method, 3.0) * (last - row.task_index) * (1 - ahead), 0.1))
-    names = ["stream", "method", "seed", "after_task", "task_index", "task", "statistic", "layer", "value"]
+    names = ["stream", "method", "seed", "order", "after_task", "task_index", "task", "statistic", "layer", "value"]
     return pd.DataFrame(rows, columns=[*names, "standard_error"]).astype({"layer": "Int64"})
 
 

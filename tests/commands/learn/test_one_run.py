@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
+from regard.commands.learn import one_run
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.one_run import (
     find_unlearnt,
@@ -25,7 +28,9 @@ from regard.commands.learn.one_run import (
 from regard.commands.learn.result import COLUMNS, LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import TASK_END, Progress, learn
+from regard.continual import diagnostics
 from regard.continual import run as running
+from regard.continual.methods.epi import Epi, EpiConfig
 from regard.continual.methods.sapt import Sapt, SaptConfig
 from regard.continual.models import load_network
 from regard.continual.run import make_learner
@@ -35,7 +40,7 @@ from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
 from tests.continual.pseudo.test_files import published
-from tests.continual.small_tasks import learnt_router, loaded, stream
+from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 
 SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2",), "head": "labels"}
 
@@ -492,3 +497,23 @@ def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
     labelled.write_text(labelled.read_text().replace('"answer"', '"other"'))
     found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
     assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match"}
+
+
+@pytest.mark.parametrize("method", [Epi(EpiConfig(r=2)), Sapt(SaptConfig(r=2))], ids=["epi", "sapt"])
+def test_diagnostics_observe_each_row_once(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a router reads in the encoder to weigh adapters is not observed."""
+    learner = make_learner(stream(), method, loaded(dropout=0.0), BUDGET, seed=1)
+    running.run_stream(learner, method)
+    observed: list[int] = []
+    samples = diagnostics.watching
+
+    @contextmanager
+    def note(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with samples(*arguments, **options) as observer:
+            yield observer
+        observed.append(observer.samples)
+
+    monkeypatch.setattr(diagnostics, "watching", note)
+    config = LearnConfig(**{**FIELDS, "diagnostic_samples": 6})
+    one_run._make_diagnostics(config, loaded())(learner, 1)
+    assert observed == [6]

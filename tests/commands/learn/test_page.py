@@ -472,6 +472,13 @@ def test_runs_are_dots_of_ap_over_fgt(parsed: Parsed) -> None:
     assert "TIL" in panel["note"]
 
 
+def test_examples_a_second_are_those_of_the_whole_run() -> None:
+    """Not the mean of its tasks, of which a short one may be slow."""
+    cost = TABLES["cost"].query("method == 'finetune' and seed == 39").head(2)
+    cost = cost.assign(seconds=[1.0, 100.0], examples_per_second=[10.0, 1000.0])
+    assert sum_costs(cost)["examples_per_second"].item() == pytest.approx((10 + 100_000) / 101)
+
+
 def test_cost_stands_beside_the_score(parsed: Parsed) -> None:
     found = sum_costs(TABLES["cost"])
     assert found.loc["prescale"].tolist() == [80, 16, 4, 2, 1, 8e12, 840, 4 * 2**20, 0, 32, 96]

@@ -91,11 +91,11 @@ def test_unfinished_rows_make_no_mean() -> None:
 def test_without_a_value_for_all_layers_their_mean_is_taken() -> None:
     table = TABLES["diagnostics"]
     found = average_layers(table[table["layer"].notna()]).set_index(
-        ["method", "seed", "task_index", "statistic", "after_task"]
+        ["method", "seed", "order", "task_index", "statistic", "after_task"]
     )
-    assert found.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 6
-    own = average_layers(table).set_index(["method", "seed", "task_index", "statistic", "after_task"])
-    assert own.loc[("finetune", 39, 2, "over_smoothing", 2), "value"] == 17
+    assert found.loc[("finetune", 39, learned.ORDER, 2, "over_smoothing", 2), "value"] == 6
+    own = average_layers(table).set_index(["method", "seed", "order", "task_index", "statistic", "after_task"])
+    assert own.loc[("finetune", 39, learned.ORDER, 2, "over_smoothing", 2), "value"] == 17
 
 
 # -- texts

@@ -55,6 +55,7 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
             {"backend": "chunked"},
             "backend=chunked cannot compute weighting=softmax; choose materialised, blockwise, rowwise, fused or flex",
         ),
+        ({"window": 64}, "window: expected fewer tokens than the length 64, to hide some, got 64"),
         ({"prefix": 64}, "prefix: expected fewer tokens than the length 64"),
         ({"prefix": -1}, "prefix: expected a whole number of at least 0"),
         ({"fixed_token": 64}, "fixed-token: expected a position below the length 64"),

@@ -224,3 +224,14 @@ def test_answers_are_written_with_the_block_of_the_task(monkeypatch: pytest.Monk
     network.generate(rows, 3)
     assert torch.equal(seen[0].argmax(1), network.identify(rows))
     assert torch.equal(seen[0].sum(1), torch.ones(3))
+
+
+def test_a_task_of_single_rows_leaves_the_covariance_as_it_was() -> None:
+    """It tells none; counted as none it would shrink that of the others."""
+    network = made()[0].network_as(EpiNetwork)
+    width = network.means.shape[2]
+    network.learn(drawn(40, width).double(), torch.arange(40) % 2, 0)
+    known = network.covariance.clone()
+    network.learn(drawn(2, width, seed=1).double(), torch.tensor([2, 3]), 1)
+    assert torch.equal(network.covariance, known)
+    assert network.known[1, 2:4].all()

@@ -47,6 +47,21 @@ def logits(learner: Learner, *items: tuple[int, int]) -> Tensor:
     return found
 
 
+def test_a_task_is_scored_before_its_prompt_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With those of the tasks before it, not with one that nothing has trained."""
+    counts: list[int] = []
+    score = running._add_scores
+
+    def note(run: Any, tasks: Any, tasks_trained: int, *rest: Any) -> None:
+        if tasks == [tasks_trained]:
+            counts.append(int(run.learner.network.count))
+        score(run, tasks, tasks_trained, *rest)
+
+    monkeypatch.setattr(running, "_add_scores", note)
+    run_stream(*made())
+    assert counts == [0, 1, 2]
+
+
 def test_a_task_reads_its_prompt_and_those_before_it() -> None:
     learner, method = made()
     run_stream(learner, method)

@@ -35,7 +35,7 @@ from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
-from regard.runs.intervals import parts_half_width
+from regard.runs.intervals import strata_half_width
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.runs.rank import num_processes
@@ -288,7 +288,8 @@ class _Conversion:
         self.untouched = self.untouched or losses
         changes = [after - before for after, before in zip(losses, self.untouched, strict=True)]
         loss, change = fmean(losses), fmean(changes)
-        of_loss, of_change = (parts_half_width(values, [1] * len(values)) for values in (losses, changes))
+        rows = [len(rows) for rows in self.held_out.values()]
+        of_loss, of_change = (strata_half_width(values, rows) for values in (losses, changes))
         self.stages.append(
             {
                 **{"stage": stage, "steps": steps, "seconds": seconds, "loss": loss},

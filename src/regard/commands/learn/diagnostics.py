@@ -74,17 +74,14 @@ def _by_method(
 
 def average_layers(table: pd.DataFrame) -> pd.DataFrame:
     """Return one value per statistic, run, task and time: the table's own, else the mean over layers."""
-    keys = ["method", "seed", "after_task", "task_index", "statistic"]
+    keys = [*learn_tables.RUN_KEYS, "after_task", "task_index", "statistic"]
     is_total = table["layer"].isna()
     totals, means = (table[mask].groupby(keys, sort=False)["value"].mean() for mask in (is_total, ~is_total))
     return totals.combine_first(means).reset_index()
 
 
 def make_diagnostic_panels(table: pd.DataFrame, matrix: pd.DataFrame) -> list[Panel]:
-    """Plot a task's forgetting over each statistic measured right after the task.
-
-    Seeds run in several orders are omitted, because the table of diagnostics has no order.
-    """
+    """Plot a task's forgetting over each statistic measured right after the task."""
     rows = average_layers(table)
     titles = {name: (title, _title(name)) for name, title in STATISTICS.items()}
     return make_forgetting_panels(rows[rows["after_task"] == rows["task_index"]], matrix, titles)
@@ -96,9 +93,8 @@ def make_forgetting_panels(
     """Plot forgetting over each statistic of `titles` (title and axis title) in `rows`, a dot per task and run."""
     if rows.empty:
         return []
-    keys, panels = ["method", "seed", "task_index"], []
+    keys, panels = [*learn_tables.RUN_KEYS, "task_index"], []
     forgetting = learn_tables.compute_forgetting(matrix)
-    forgetting = forgetting[~forgetting.duplicated(keys, keep=False)]
     for statistic, (title, axis) in titles.items():
         values = rows.loc[rows["statistic"] == statistic, [*keys, "value"]]
         pairs = values.merge(forgetting, on=keys)

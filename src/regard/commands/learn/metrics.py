@@ -224,7 +224,6 @@ def _about(differences: Sequence[Difference], baseline: str) -> str:
 _COSTS = {
     **dict.fromkeys(("seconds", *AROUND, "flops"), "sum"),
     **dict.fromkeys(("peak_memory_mib", "memory_bytes", "memory_examples"), "max"),
-    "examples_per_second": "mean",
 }
 COST_ABOUT = (
     "Means over runs. Time and FLOPs are summed over tasks; memory, bytes and examples are the maximum over tasks. "
@@ -246,11 +245,13 @@ def sum_costs(cost: pd.DataFrame) -> pd.DataFrame:
     """Sum costs over tasks and average them over runs, by method; `whole_seconds` adds the time around training."""
     keys = [cost[key] for key in ("method", "seed", "order") if key in cost]
     numbers = pd.DataFrame({name: numeric_column(cost, name) for name in _COSTS}, index=cost.index)
+    numbers["examples"] = numeric_column(cost, "examples_per_second") * numbers["seconds"]
     runs = numbers.groupby(keys, sort=False)
     by_run = {
         name: runs[name].sum(min_count=1) if reduction == "sum" else runs[name].agg(reduction)
         for name, reduction in _COSTS.items()
     }
+    by_run["examples_per_second"] = runs["examples"].sum(min_count=1) / by_run["seconds"]
     means = pd.DataFrame(by_run).groupby(level=0, sort=False).mean()
     return means.assign(whole_seconds=means["seconds"] + means["hook_seconds"].fillna(0.0))
 

@@ -1,10 +1,10 @@
 """One run of a comparison: a method over a stream, with diagnostics."""
 
-import json
 import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -352,20 +352,29 @@ def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterato
 
 
 def _to_rows(table: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table as the journal holds them."""
-    return [dict(row) for row in json.loads(table.to_json(orient="records", double_precision=15))]
+    """Return the rows of a table as the journal holds them, null for NaN."""
+    return [dict(row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
 
 
 def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Iterate over encoder inputs with the batch's routing weights active; soft prompts are left out."""
-    network = learner.network
+    """Return the encoder's inputs, each with its routing weights active while it is read; soft prompts are left out.
+
+    What a router reads in the encoder it has read when this returns, before anybody observes the encoder.
+    """
+    network, pairs = learner.network, list[tuple[dict[str, Tensor], AbstractContextManager[None]]]()
     for batch in batches:
-        inputs = {name: batch[name] for name in INPUTS if name in batch}
-        if not isinstance(network, AdapterNetwork) or network.lengthens_input:
-            yield inputs
-            continue
-        with eval_mode(network):
-            adapters = network.use_adapters(batch)
+        adapters: AbstractContextManager[None] = nullcontext()
+        if isinstance(network, AdapterNetwork) and not network.lengthens_input:
+            with eval_mode(network):
+                adapters = network.use_adapters(batch)
+        pairs.append(({name: batch[name] for name in INPUTS if name in batch}, adapters))
+    return _each_within(pairs)
+
+
+def _each_within(
+    pairs: Iterable[tuple[dict[str, Tensor], AbstractContextManager[None]]],
+) -> Iterator[dict[str, Tensor]]:
+    for inputs, adapters in pairs:
         with adapters:
             yield inputs
 

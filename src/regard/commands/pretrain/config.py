@@ -97,6 +97,12 @@ class PretrainConfig(Config):
             ("num-heads", is_rotary and width % 2, "an even width of each for rotary positions", width),
             ("warmup-steps", warmup > steps, f"at most the {steps} steps", warmup),
             ("data", not self.data, "at least one source of text", "none"),
+            (
+                "window",
+                (self.window or 0) >= length,
+                f"fewer tokens than the length {length}, to hide some",
+                self.window,
+            ),
             ("prefix", self.prefix >= length, f"fewer tokens than the length {length}", self.prefix),
             ("fixed-token", fixed >= length, f"a position below the length {length}", fixed),
             ("random-tokens", not 0 <= first < end <= length, f"A:B with 0 ≤ A < B ≤ {length}", f"{first}:{end}"),

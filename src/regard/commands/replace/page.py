@@ -142,7 +142,7 @@ def _drops_table(outcome: Outcome) -> Table:
 def _sources(outcome: Outcome, majority: float | None) -> Section:
     """Make a table of scores by source of constants and task, with the fewest dynamic heads; empty for one source.
 
-    Below it stands the score of the most frequent label, if it is known.
+    Below it stands the score of the best single label, if it is known.
     """
     drops = outcome.drops[outcome.drops["rank_heads_by"] != ATTENTION]
     fewest = drops["dynamic_fraction"].min() if len(drops) else 1.0
@@ -156,7 +156,7 @@ def _sources(outcome: Outcome, majority: float | None) -> Section:
     )
     table = _by_task(outcome, drops, "Constants", "no head constant")
     if majority is not None and len(drops):
-        rows = [*table.rows, ("majority", "the most frequent label alone", [labels.number(majority, 3)])]
+        rows = [*table.rows, ("majority", "the best single label", [labels.number(majority, 3)])]
         table = replace(table, rows=rows)
     return Section("sources", "Sources of constants", [table], about)
 
@@ -232,7 +232,7 @@ def _batch(metadata: Mapping[str, Any]) -> str:
     texts = {"batch_size": "batch size {}", "length": "{} tokens", "device": "on {}"}
     parts = [text.format(cost[key]) for key, text in texts.items() if cost.get(key)]
     about = (
-        " Fractions take turns; in brackets the middle half of the rounds. Times that are below the share of the FLOPs "
+        " Fractions take turns; in brackets the middle half of the rounds. FLOPs count neither the softmax nor the "
+        "memory that scores go through, so time may fall further."
     )
-    about += "are noise, and left out."
     return labels.join(["Forward pass, median of repetitions", ", ".join(parts)], ": ") + "." + about

@@ -17,7 +17,8 @@ from regard.commands.replace.charts import Picture, order_panels, pictures, scor
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import Outcome, intervals, relative_drop
-from regard.commands.replace.words import describe_fraction, replace_summary, row_drop
+from regard.commands.replace.terminal import replace_summary
+from regard.commands.replace.words import describe_fraction, row_drop
 from regard.errors import UserError
 from regard.report import colors, labels
 from regard.report.drawing import draw_panels, grid

@@ -296,12 +296,15 @@ def _warn_of_unreached_tokens(averages: Constants, valid: Encoded) -> None:
 
 
 def _majority(read: Task, validation: Encoded) -> float | None:
-    """Return the score of the most frequent label of the validation rows; None where labels are tokens."""
-    if read.kind == "mlm" or read.name == LANGUAGE_MODEL:
+    """Return the score of the best single label on the validation rows; None where labels are words or entities.
+
+    It is the most frequent one, but for the F1 of a class, which that class alone has.
+    """
+    if read.kind == "mlm" or read.name == LANGUAGE_MODEL or read.metric == "entity_f1":
         return None
     labels = validation.labels
-    most = labels[labels != IGNORE_INDEX].mode().values
-    return score(read.metric, labels, most.expand_as(labels), read.labels)
+    best = labels.new_tensor(1) if read.metric == "f1" else labels[labels != IGNORE_INDEX].mode().values
+    return score(read.metric, labels, best.expand_as(labels), read.labels)
 
 
 def _scores(

@@ -1,11 +1,10 @@
-"""Sentences and key figures of a report on replaced heads, and the summary for a terminal."""
+"""Sentences and key figures of a report on replaced heads."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
-from rich.console import Group
 
 from regard.commands.replace.scores import (
     ATTENTION,
@@ -15,12 +14,10 @@ from regard.commands.replace.scores import (
     drop_interval,
     fraction_name,
     intervals,
-    pattern_counts,
 )
 from regard.report import labels
 from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
-from regard.report.terminal import WIDTH, plain, summary
 
 _TASKS = {"cola": "CoLA", "sst2": "SST-2", **{name: name.upper() for name in ("mrpc", "mnli", "ner", "pos", "mlm")}}
 _METRICS = {"mcc": "Matthews correlation", "f1": "F1", "entity_f1": "entity F1", "token_f1": "F1"}
@@ -72,7 +69,7 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
 
 
 def majorities(outcome: Outcome, metadata: Mapping[str, Any]) -> dict[str, float]:
-    """Return what the most frequent label alone scores, by task, where it is known."""
+    """Return what the best single label scores, by task, where it is known."""
     tasks = list(dict.fromkeys(outcome.scores["task"]))
     known = dict[str, float]()
     for run in metadata.get("runs") or [metadata]:
@@ -84,13 +81,13 @@ def majorities(outcome: Outcome, metadata: Mapping[str, Any]) -> dict[str, float
 
 
 def majority_of_all(outcome: Outcome, metadata: Mapping[str, Any]) -> float | None:
-    """Return what the most frequent label alone scores if there is one task, else None."""
+    """Return what the best single label scores if there is one task, else None."""
     known = majorities(outcome, metadata)
     return next(iter(known.values())) if outcome.scores["task"].nunique() == len(known) == 1 else None
 
 
 def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
-    """Say which tasks show no loss: those where the original is not shown to be above the most frequent label."""
+    """Say which tasks show no loss: those where the original is not shown to be above the best single label."""
     known = majorities(outcome, metadata)
     means = intervals(outcome.scores)
     original = means[(means["dynamic_fraction"] == 1) & means["task"].isin(list(known))]
@@ -98,7 +95,7 @@ def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
     weak = [(model, task) for (model, task), value in low.items() if value <= known[task]]
     if not weak:
         return ""
-    what = "The original model is not shown to score more than the most frequent label alone"
+    what = "The original model is not shown to score more than the best single label"
     if len(low) == 1:
         return f"{what} ({labels.number(known[weak[0][1]], 3)}): this task cannot show what its heads do."
     named = [f"{title(outcome, model, task)} ({labels.number(known[task], 3)})" for model, task in weak]
@@ -127,18 +124,22 @@ def _write_operations(outcome: Outcome) -> str:
         return ""
     parts = []
     for name, rows in drops.groupby("constants", sort=False):
-        low, high = _bounds(outcome, rows)
+        low, high = drop_bounds(outcome, rows)
         unsupported = f"none that is shown (one of up to {drop(high, unit)} {_of_single_pairs(outcome, rows, high)}"
-        shown = drop(float(rows["drop"].mean()), unit)
+        shown = drop(float(rows["drop"].mean()), unit) + (f" ({_NO_INTERVAL})" if math.isnan(low) else "")
         parts.append(f"{name} {f'{unsupported}cannot be excluded)' if low <= 0 <= high else shown}")
     by_operation = ", ".join(parts)
     average = "on average " if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
     return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
 
 
+_NO_INTERVAL = "without an interval"
+"""What is said of a drop of a single score, which may be chance."""
+
+
 def _of_single_pairs(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
     """Say how much larger a drop of a single pair may be than that of their average."""
-    highs = pd.Series({index: _bounds(outcome, rows.loc[[index]])[1] for index in rows.index})
+    highs = pd.Series({index: drop_bounds(outcome, rows.loc[[index]])[1] for index in rows.index})
     if not highs.max() > high:
         return ""
     row = rows.loc[highs.idxmax()]
@@ -156,7 +157,7 @@ def _write_drops(outcome: Outcome) -> str:
         rows = drops[drops["dynamic_fraction"] == fraction]
         if rows.empty:
             continue
-        low, high = _bounds(outcome, rows)
+        low, high = drop_bounds(outcome, rows)
         of_pairs = _of_single_pairs(outcome, rows, high)
         if low == high == 0 and not of_pairs:
             parts.append(f"with {describe_fraction(fraction)} the score is the same for every seed")
@@ -171,6 +172,8 @@ def _write_drops(outcome: Outcome) -> str:
             worst = rows.loc[rows["drop"].idxmax()]
             most, name = drop(float(worst["drop"]), unit), title(outcome, str(worst["model"]), str(worst["task"]))
             text += f" on average over {count_pairs(rows)}, at most by {most} ({name})"
+        if math.isnan(low):
+            text += f", {_NO_INTERVAL}"
         parts.append(f"with {describe_fraction(fraction)} {text}")
     sentence = "; ".join(parts)
     return f"Constants: {outcome.constants}. {sentence[:1].upper()}{sentence[1:]}."
@@ -184,7 +187,7 @@ def count_pairs(rows: pd.DataFrame) -> str:
     return pluralize(models, "model") if tasks == 1 else f"{len(rows)} pairs of task and model"
 
 
-def _bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
+def drop_bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
     """Return the 95 % interval of the mean drop of rows; NaN for one seed."""
     interval = drop_interval(outcome.scores, rows)
     return interval.ci_low, interval.ci_high
@@ -192,7 +195,7 @@ def _bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
 
 def _drop_with_interval(outcome: Outcome, row: pd.Series) -> str:
     """Format a row's drop, with its interval if there is one."""
-    low, high = _bounds(outcome, pd.DataFrame([row]))
+    low, high = drop_bounds(outcome, pd.DataFrame([row]))
     unit = str(row["unit"])
     spread = "" if math.isnan(low) else f" ({drop(low, unit).removesuffix(f' {unit}')} to {drop(high, unit)})"
     return drop(float(row["drop"]), unit) + spread
@@ -238,13 +241,12 @@ def describe_correlations(correlations: pd.DataFrame) -> str:
 def relative_cost(cost: pd.DataFrame) -> pd.DataFrame:
     """Sort costs from all heads dynamic to the fewest, with `time` and `work` in percent of the original model's.
 
-    A time below the share of the FLOPs is not of what was left out: it is null.
+    Time may be below the share of the FLOPs, which count neither the softmax nor the memory that scores go through.
     """
     rows = cost.sort_values("dynamic_fraction", ascending=False, ignore_index=True).astype("float64")
     original = rows[rows["dynamic_fraction"] == 1].head(1)
     rows["work"] = 100 * rows["flops"] / (float(original["flops"].iloc[0]) if len(original) else math.nan)
-    time = 100 * rows["relative_time"]
-    return rows.assign(time=time.where(time >= rows["work"] - 1e-9))
+    return rows.assign(time=100 * rows["relative_time"])
 
 
 def time_share(row: Mapping[Any, Any]) -> str:
@@ -282,117 +284,3 @@ def _make_figure(outcome: Outcome, row: pd.Series, *, best_of: int = 1) -> KeyFi
     elif row["dynamic_fraction"] > 0:
         note += f", {fraction_name(float(row['dynamic_fraction']))} of the heads dynamic"
     return KeyFigure(name, labels.number(float(row["score"]), 3), note)
-
-
-NAME, CELL = 22, 11
-WIDEST = WIDTH - 2 * CELL
-"""Room for the name in a line of two cells."""
-ROOM = (WIDTH - NAME) // CELL
-
-
-def replace_summary(
-    scores: pd.DataFrame, heads: pd.DataFrame, cost: pd.DataFrame, metadata: Mapping[str, Any]
-) -> Group:
-    """Summarize a run for a terminal of 80 columns. Raises UserError without scores."""
-    outcome = Outcome(scores, metadata)
-    blocks = [_scores(outcome), _baselines(outcome, metadata), _operations(outcome), _patterns(heads), _cost(cost)]
-    return summary(labels.model_name(metadata), ledes(outcome, cost, metadata), blocks)
-
-
-def _scores(outcome: Outcome) -> list[str]:
-    """Format a line of scores and one of drops per task, by fraction of dynamic heads."""
-    means, drops = intervals(outcome.scores), outcome.main
-    if drops.empty and len(outcome.operations):
-        return []
-    is_main = (means["constants"] == outcome.constants) & (means["rank_heads_by"] == outcome.ranking)
-    means = means[is_main | (means["dynamic_fraction"] == 1)]
-    fractions = _spread(sorted({float(fraction) for fraction in means["dynamic_fraction"]}, reverse=True))
-    replaced = f"Constants {outcome.constants}, ranking {outcome.ranking}"
-    lines = [replaced if len(drops) else "No head was replaced"]
-    lines.append(_line("dynamic heads", [fraction_name(fraction) for fraction in fractions]))
-    drops_by_task = dict(list(drops.groupby(GROUP, sort=False)))
-    for key, rows in means.groupby(GROUP, sort=False):
-        by_fraction = {row.dynamic_fraction: labels.number(row.mean, 3) for row in rows.itertuples()}
-        task_drops = drops_by_task.get(key, drops.iloc[:0])
-        formatted_drops = {row.dynamic_fraction: row_drop(row) for row in task_drops.itertuples()}
-        name = plain(title(outcome, str(key[0]), str(key[1])))
-        lines.append(_line(name, [by_fraction.get(fraction, "–") for fraction in fractions]))
-        if formatted_drops:
-            lines.append(_line("  drop", [formatted_drops.get(fraction, "") for fraction in fractions]))
-        margins = {row["dynamic_fraction"]: _margin(outcome, row) for _, row in task_drops.iterrows()}
-        if any(margins.values()):
-            lines.append(_line(f"  ± 95 % ({outcome.units})", [margins.get(fraction, "") for fraction in fractions]))
-    return lines
-
-
-def _margin(outcome: Outcome, row: pd.Series) -> str:
-    """Format half of the interval of a drop; "" if there is none."""
-    low, high = _bounds(outcome, pd.DataFrame([row]))
-    return "" if math.isnan(low) else drop((high - low) / 2, str(row["unit"]))
-
-
-def _baselines(outcome: Outcome, metadata: Mapping[str, Any]) -> list[str]:
-    """Format what a task without attention scores: other constants in all heads, and the most frequent label."""
-    others = outcome.drops[(outcome.drops["rank_heads_by"] != ATTENTION) & (outcome.drops["dynamic_fraction"] == 0)]
-    others = others[others["constants"] != outcome.constants].drop_duplicates([*GROUP, "constants"])
-    lines = [
-        line
-        for (model, task, _), rows in others.groupby(GROUP, sort=False)
-        for line in _named(outcome, model, task, rows)
-    ]
-    if lines and (majority := majority_of_all(outcome, metadata)) is not None:
-        lines.append(_line("  most frequent label", [labels.number(majority, 3), ""], WIDEST))
-    return ["For comparison, all heads constant", *lines] if lines else []
-
-
-def _named(outcome: Outcome, model: Any, task: Any, rows: pd.DataFrame) -> list[str]:
-    """Format the title of a task, and a line of score and drop for each row of drops."""
-    lines = [_line(plain(title(outcome, str(model), str(task))), ["score", "drop"], WIDEST)]
-    for row in rows.itertuples():
-        cells = [labels.number(float(row.score), 3), row_drop(row)]
-        lines.append(_line(f"  {labels.visible(str(row.constants))}", cells, WIDEST))
-    return lines
-
-
-def _operations(outcome: Outcome) -> list[str]:
-    lines = []
-    for (model, task, _), rows in outcome.operations.groupby(GROUP, sort=False):
-        head, *named = _named(outcome, model, task, rows)
-        original = _line("  original", [labels.number(float(rows["original"].iloc[0]), 3), ""], WIDEST)
-        lines += [head, original, *named]
-    return ["Other operations instead of softmax", *lines] if lines else []
-
-
-def _spread(fractions: Sequence[float]) -> list[float]:
-    """Select as many fractions as fit a line: the largest ones and the smallest."""
-    return list(fractions) if len(fractions) <= ROOM else [*fractions[: ROOM - 1], fractions[-1]]
-
-
-def _line(name: str, cells: Sequence[str], width: int = NAME) -> str:
-    """Return a name, cut to a width with a mark, and cells."""
-    short = name if len(name) < width else f"{name[: width - 2]}…"
-    return f"{short:<{width}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
-
-
-def _patterns(heads: pd.DataFrame) -> list[str]:
-    lines = [
-        f"  {labels.number(100 * share, 3):>6} %  {name} ({pluralize(count, 'head')})"
-        for name, count, share in pattern_counts(heads)
-    ]
-    return ["Patterns of the constant matrices", *lines] if lines else []
-
-
-def _cost(cost: pd.DataFrame) -> list[str]:
-    if cost.empty:
-        return []
-    rows = relative_cost(cost)
-    shown = rows[rows["dynamic_fraction"].isin(_spread(rows["dynamic_fraction"].tolist()))].to_dict("records")
-    times = [time_share(row).partition(" (")[0] for row in shown]
-    note = ["  –: noise, below the share of the FLOPs"] if "–" in times else []
-    return [
-        _line("Forward pass", [fraction_name(row["dynamic_fraction"]) for row in shown]),
-        _line("  milliseconds", [labels.number(row["latency_ms"], 3) for row in shown]),
-        _line("  of the original", times),
-        _line("  GFLOPs", [labels.number(row["flops"] / 1e9, 3) for row in shown]),
-        *note,
-    ]

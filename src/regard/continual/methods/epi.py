@@ -97,11 +97,16 @@ class EpiNetwork(PoolNetwork):
         return as_float32(logits) - OTHER_TASK_PENALTY * ~self.owned[identified]
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
-        """Take in what a task's training rows are: states (row, width), and the class of each (row,)."""
+        """Take in what a task's training rows are: states (row, width), and the class of each (row,).
+
+        A task of one row a class tells no covariance: it counts as one that has that of the tasks before it.
+        """
         means, covariance = class_statistics(states.double(), labels)
         for index, mean in means.items():
             self.means[task, index], self.known[task, index] = mean.to(self.means), True
-        shared = (self.covariance.double() * task + covariance) / (task + 1)
+        shared = self.covariance.double()
+        if covariance.any():
+            shared = (shared * task + covariance) / (task + 1)
         self.covariance.copy_(shared)
         self.whitening.copy_(make_whitening(shared, self.shrinkage))
 
