@@ -217,7 +217,8 @@ def test_models_that_cannot_answer() -> None:
     with pytest.raises(UserError, match="model: expected a tokenizer with a token that ends a text"):
         Generator.from_loaded(endless)
     unstarted = loaded("t5")
-    unstarted.model.config.decoder_start_token_id = unstarted.model.generation_config.decoder_start_token_id = None
+    for config in (unstarted.model.config, unstarted.model.generation_config):
+        config.decoder_start_token_id = config.bos_token_id = None
     with pytest.raises(UserError, match="model: expected a decoder_start_token_id, the configuration of tiny-t5"):
         Generator.from_loaded(unstarted)
 

@@ -1,6 +1,7 @@
 """Where in a model attention happens: stacks of layers, and the kind of a layer."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -219,3 +220,8 @@ def _names_cross(path: str) -> bool:
 def cross_site(site: str) -> str:
     """Return the site of the cross-attention in a stack whose self-attention has this site."""
     return "cross" + (site.removeprefix("decoder") if site.startswith("decoder") else f"@{site}")
+
+
+def masks_padding(stack: nn.Module) -> bool:
+    """Return whether a stack hides padding tokens although no argument says which they are, as those of T5Gemma."""
+    return hasattr(sys.modules.get(type(stack).__module__), "make_default_2d_attention_mask")

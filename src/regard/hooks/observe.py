@@ -60,24 +60,24 @@ def watching(
         statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
-        verify: Compare the model's layers with themselves outside of the block first, in at most six forwards of a few
-            tokens, once for each configuration in a process.
+        verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.
 
     Yields:
         The `Watch` that holds the statistics.
 
     Raises:
-        UserError: The attention of the model cannot be reached, or is not the same inside the block; or a forward
-            cannot be observed (beam search, assisted generation); or another thread is inside a block on this model.
+        UserError: The attention of the model cannot be reached, or is another inside the block; a forward cannot be
+            observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
-    with naming_other_parts(model), ExitStack() as stack:
+    with naming_other_parts(model, part), ExitStack() as stack:
         with unchanged_modules():
-            check_observable(model)
+            check_observable(model, part)
             watch = Watch(model, select_statistics(statistics), layers, part)
+            whole = model if part is None else next(iter(watch.stacks.values())).stack.module
             if verify:
-                verify_routing(model if part is None else next(iter(watch.stacks.values())).stack.module)
+                verify_routing(whole)
             stack.enter_context(check_generation(model))
-            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks()))
+            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=whole))
         try:
             yield watch
         finally:

@@ -15,12 +15,12 @@ _REFUSED = re.compile(r"cannot (?:observe|number the layers of) (\w+)(?: \(([\w.
 
 
 @contextmanager
-def naming_other_parts(model: nn.Module) -> Iterator[None]:
-    """Let refusals inside the block say which other parts of the model may be watched alone."""
+def naming_other_parts(model: nn.Module, part: str | None) -> Iterator[None]:
+    """Let refusals inside the block say which other parts of the model may be watched alone, if all of it is."""
     try:
         yield
     except UserError as error:
-        named = name_other_parts(error, model)
+        named = name_other_parts(error, model) if part is None else error
         if named is error:
             raise
         raise named.with_traceback(error.__traceback__) from error.__cause__

@@ -16,14 +16,15 @@ from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, atte
 from regard.hooks.autocast import without_autocast
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
+from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs, register
 
 register(attention_function)
 
 
-def check_observable(model: nn.Module) -> None:
-    """Raise a UserError if the attention of a model cannot be reached."""
+def check_observable(model: nn.Module, part: str | None = None) -> None:
+    """Raise a UserError if the attention of a model cannot be reached, or that of the stack whose path is `part`."""
     name = type(model).__name__
     if not isinstance(model, nn.Module):
         raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
@@ -31,7 +32,8 @@ def check_observable(model: nn.Module) -> None:
     if compiled is not None:
         part = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
         raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
-    if any(vars(module).get("attention_type") == "block_sparse" for module in modules_of(model)):
+    modules = modules_of(model if part is None else select_stacks(model, part)[0][0].module)
+    if any(vars(module).get("attention_type") == "block_sparse" for module in modules):
         raise UserError(
             f"cannot observe {name} with block-sparse attention, which short texts turn off for good; set "
             "attention_type to original_full in its config.json, or as an argument of from_pretrained"
@@ -82,15 +84,19 @@ _OWNERS: WeakKeyDictionary[PreTrainedModel, list[threading.Thread]] = WeakKeyDic
 
 
 @contextmanager
-def routed(model: nn.Module, hooks: Iterable[ModuleHook] = ()) -> Iterator[None]:
+def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Module | None = None) -> Iterator[None]:
     """Send the model's attention calls through Regard inside the block.
 
     Blocks on one model may overlap and end in any order: the last one restores it. `hooks` are registered meanwhile.
+    Of calls that have to be intercepted those of the module `within` alone are.
 
     Raises:
         UserError: Another thread is inside a block on this model.
     """
-    with _owned_by_this_thread(model), patched(_routing_attributes(model)), intercepting(model), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.enter_context(_owned_by_this_thread(model))
+        stack.enter_context(patched(_routing_attributes(model)))
+        stack.enter_context(intercepting(model, within))
         for compressor in filter(None, map(compressed.find_compressor, modules_of(model))):
             stack.callback(compressor.register_forward_hook(compressed.note_entries).remove)
         for hook in hooks:
@@ -106,6 +112,7 @@ def observing(
     *,
     hooks: Iterable[ModuleHook] = (),
     exclusive: bool = False,
+    within: nn.Module | None = None,
 ) -> Iterator[None]:
     """Show an observer the model's attention calls inside the block, also those of overlapping blocks.
 
@@ -115,13 +122,14 @@ def observing(
         modules: The attention modules to observe; None: all modules.
         hooks: Hooks of the observer, inside the block.
         exclusive: No other observer is told, and no hook of another observer runs.
+        within: The part of the model that holds them; None: all of it.
 
     Raises:
         UserError: Another thread is inside a block on this model.
     """
     modules = modules_of(model) if modules is None else modules
     own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
-    with routed(model, own_hooks), ExitStack() as stack:
+    with routed(model, own_hooks, within=within), ExitStack() as stack:
         if exclusive:
             stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
         stack.callback(_remove_observer, modules, observer)

@@ -20,7 +20,7 @@ from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.cached_keys import is_close
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
-from regard.hooks.modules import Stack, cross_site
+from regard.hooks.modules import Stack, cross_site, masks_padding
 from regard.hooks.numbering import BlockCounter, CallPosition
 from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
 from regard.statistics import Observation
@@ -187,7 +187,7 @@ class Sequences:
     def _hides_padding_by_itself(self) -> bool:
         """Whether arguments may say what is padding by any name: of modules of one's own, and masks of images."""
         is_own = not isinstance(self.stack.host or self.stack.module, PreTrainedModel)
-        return is_own or (self.forward is not None and self.forward.reads_images)
+        return is_own or masks_padding(self.stack.module) or (self.forward is not None and self.forward.reads_images)
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:
         raise UserError(

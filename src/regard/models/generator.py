@@ -18,6 +18,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.classifier import add_lora, extract_encoder, merge_lora
+from regard.models.inputs import find_decoder_start
 from regard.models.model_files import Loaded
 from regard.models.pretrained import is_bidirectional, load, select_language_model_class
 from regard.runs.provenance import sha256_of_weights
@@ -217,12 +218,9 @@ def _greedy(loaded: Loaded) -> GenerationConfig:
         expected = "a tokenizer with a token that ends a text (eos)"
         raise UserError(f"model: expected {expected}, that of {loaded.name} has none")
     ends = published.eos_token_id if isinstance(published.eos_token_id, list) else [published.eos_token_id]
-    start = None
-    if model.config.is_encoder_decoder:
-        start = published.decoder_start_token_id
-        start = getattr(model.config, "decoder_start_token_id", None) if start is None else start
-        if start is None:
-            raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
+    start = find_decoder_start(model) if model.config.is_encoder_decoder else None
+    if start is None and model.config.is_encoder_decoder:
+        raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
     pads = (loaded.tokenizer.pad_token_id, published.pad_token_id, eos)
     tokens = {"bos_token_id": published.bos_token_id, "decoder_start_token_id": start}
     tokens["eos_token_id"] = sorted({eos, *(token for token in ends if token is not None)})

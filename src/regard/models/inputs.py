@@ -28,10 +28,20 @@ def text_configs(model: Any) -> list[Any]:
 
 
 def decoder_start(model: Any) -> int:
-    """Return the decoder's start token, else the padding token, as in T5."""
-    configs, generation = text_configs(model), getattr(model, "generation_config", None)
-    candidates = [getattr(config, "decoder_start_token_id", None) for config in (*configs, generation)]
-    for token in (*candidates, *(getattr(config, "pad_token_id", None) for config in configs)):
+    """Return the token that `generate` begins with, else the padding token, as in a bare T5."""
+    start = find_decoder_start(model)
+    for token in (start, *(getattr(config, "pad_token_id", None) for config in text_configs(model))):
         if token is not None:
             return int(token)
     raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")
+
+
+def find_decoder_start(model: Any) -> int | None:
+    """Return the token that `generate` begins with: the decoder's start, else BOS (T5Gemma); None without either."""
+    generation, decoder = getattr(model, "generation_config", None), getattr(model.config, "decoder", None)
+    published = [generation, *text_configs(model), decoder]
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for config in published:
+            if (token := getattr(config, name, None)) is not None:
+                return int(token)
+    return None

@@ -20,9 +20,11 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
+    GenerationConfig,
 )
 from transformers.modeling_utils import PreTrainedModel
 from transformers.models.auto import modeling_auto
+from transformers.utils import GENERATION_CONFIG_NAME
 
 from regard.data.tokenizers import largest_id
 from regard.errors import UserError
@@ -166,6 +168,9 @@ def load(
         if adapter is not None and adapter_folder is not None:
             merged: Any = peft_adapters.merge_adapter(model, adapter_folder, adapter)
             model = merged if language_model else merged.base_model
+    if getattr(config, "is_encoder_decoder", False) and (folder / GENERATION_CONFIG_NAME).is_file():
+        with as_user_error(f"model: the generation config of '{name}' cannot be read:"):
+            model.generation_config = GenerationConfig.from_pretrained(folder)  # a model without its head has none
     if tokenizer is not None:
         check_vocabulary(model, tokenizer, name, texts=processor is None)
     model.to(torch_device)  # type: ignore[arg-type]  # its wrapper hides the signature

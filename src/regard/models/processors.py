@@ -185,7 +185,8 @@ def _audio_arguments(loaded: Loaded, clips: Sequence[Any], prompt: str) -> Itera
     """Yield the forms in which processors take sounds, and text that says where they stand, most common first."""
     processor, options = loaded.processor, {"sampling_rate": sampling_rate(loaded.processor)}
     if not reads_text_beside(loaded):
-        name = "audio" if hasattr(processor, "feature_extractor") else "raw_speech"
+        parameters = inspect.signature(processor.__call__).parameters
+        name = next((name for name in ("raw_speech", "raw_audio", "audios") if name in parameters), "audio")
         yield {name: list(clips), **options}  # padded as the model wants it, or not at all
         if len(clips) > 1:
             yield {name: list(clips), **options, "padding": True}

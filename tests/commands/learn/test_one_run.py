@@ -16,8 +16,8 @@ from transformers import AutoModelForSeq2SeqLM
 
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
-from regard.commands.learn import one_run
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.encoder_diagnostics import make_diagnostics
 from regard.commands.learn.one_run import (
     find_unlearnt,
     majority_score,
@@ -515,5 +515,5 @@ def test_diagnostics_observe_each_row_once(method: Any, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(diagnostics, "watching", note)
     config = LearnConfig(**{**FIELDS, "diagnostic_samples": 6})
-    one_run._make_diagnostics(config, loaded())(learner, 1)
+    make_diagnostics(config, loaded())(learner, 1)
     assert observed == [6]

@@ -54,6 +54,29 @@ def test_an_encoder_has_the_columns_of_its_eager_weights(folder: Path) -> None:
     }  # fmt: skip
 
 
+def test_a_feature_extractor_alone_reads_for_an_encoder_decoder(folder: Path) -> None:
+    """Without a tokenizer there are no names of tokens, and the rest is as with it."""
+    sounds = [{"array": tone(0.2, number), "sampling_rate": RATE} for number in range(2)]
+    model = transformers.WhisperModel.from_pretrained(folder / "whisper").eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder / "whisper")
+    result = regard.measure(model, extractor, audio=sounds)
+    assert result.tokens is not None
+    assert result.tokens["token"].isna().all()
+    assert set(result.frame("column_mass")["site"]) == {"encoder", "decoder", "cross"}
+
+
+def test_an_extractor_that_calls_sounds_by_another_name() -> None:
+    """SpeechT5's takes `audio`, EnCodec's `raw_audio`."""
+    sizes = {"hidden_size": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "speech_decoder_prenet_units": 16}
+    layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    front = {"conv_dim": (8, 8), "conv_stride": (20, 16), "conv_kernel": (20, 16), "num_conv_pos_embedding_groups": 2}
+    config = transformers.SpeechT5Config(vocab_size=20, **sizes, **layers, **front, num_conv_pos_embeddings=4)
+    model = transformers.SpeechT5ForSpeechToText(config).eval()
+    sounds = [{"array": tone(0.2, 0), "sampling_rate": RATE}]
+    result = regard.measure(model, transformers.SpeechT5FeatureExtractor(), audio=sounds, statistics="entropy")
+    assert set(result.frame("entropy")["site"]) == {"encoder", "decoder", "cross"}
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_sounds_of_several_lengths_are_measured_together_as_alone(name: str, folder: Path) -> None:
     options: dict[str, Any] = {"audio": read_sounds([folder / "tones"]), "statistics": "column_mass,entropy,sink_rate"}

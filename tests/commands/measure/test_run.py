@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, Gemma3nForCausalLM, Gemma3nTextConfig
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    BartForConditionalGeneration,
+    Gemma3nForCausalLM,
+    Gemma3nTextConfig,
+)
 
 import regard
 from regard import UserError, data, models
@@ -559,3 +565,20 @@ def test_fewer_positions_are_the_same_rows(tiny: Tiny, documents: list[str], tmp
         found.summary()
     with pytest.raises(UserError, match="positions: all rows"):
         measured(tiny("llama"), documents, statistics="column_mass", positions="none")
+
+
+def test_a_decoder_begins_the_same_by_name_as_in_python(tiny: Callable[[str], Path], tmp_path: Path) -> None:
+    """Also where the generation config alone says how, which a model without its head does not read."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny("bart"))
+    config = AutoConfig.from_pretrained(tiny("bart"))
+    model = BartForConditionalGeneration(config).eval()
+    model.config.decoder_start_token_id, model.generation_config.decoder_start_token_id = None, 9
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "bart")
+    options: dict[str, Any] = {"texts": ["w1 w2 w3 w4 w5 w6 w7 w8"] * 2, "samples": 2, "length": 8, "epsilon": 0.05}
+    loaded = BartForConditionalGeneration.from_pretrained(tmp_path / "bart").eval()
+    by_name = regard.measure(str(tmp_path / "bart"), statistics="sink_tokens", **options)
+    in_python = regard.measure(loaded, tokenizer, statistics="sink_tokens", **options)
+    pd.testing.assert_frame_equal(by_name.tokens, in_python.tokens)
+    first = by_name.tokens.query("site == 'decoder' and position == 0")
+    assert set(first["token"]) == {tokenizer.convert_ids_to_tokens(9)}

@@ -122,8 +122,8 @@ def convert(  # noqa: D417 - the options are described in the configuration
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
         start = tokens_before(loaded.tokenizer)
-        packed = {"length": config.num_tokens - len(start), "folder": folder, "on_progress": report_packing}
-        corpus = prepare_corpus(sources, loaded.tokenizer, **packed)
+        length = config.num_tokens - len(start)
+        corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report_packing)
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})

@@ -3,31 +3,23 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from torch import Tensor
-
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.encoder_diagnostics import make_diagnostics, measure_interference
 from regard.commands.learn.heads import HEAD, chosen_head
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.references import LORA, describe_references
-from regard.continual.adapter_network import AdapterNetwork
-from regard.continual.costs import count_examples
-from regard.continual.diagnostics import diagnose
 from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
-from regard.continual.gradient_interference import compute_gradients, make_interference_table
 from regard.continual.harness import make_evaluation
 from regard.continual.held_out import make_held_out
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.models import INDEX, TaskDeltas
-from regard.continual.network import INPUTS
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import LEARNT, ProgressEvent
@@ -36,9 +28,6 @@ from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget
 from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import ClassificationTask, Stream, TextTask
-from regard.data.tokenizers import common_tokens
-from regard.models.classifier import extract_encoder
-from regard.models.model_files import eval_mode
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
@@ -94,7 +83,7 @@ def run_method(
             deltas.begin(learner, method, config.method)
             if earlier is not None and not (deltas.folder / INDEX).exists():
                 earlier.copy_deltas(learner, deltas.folder)
-    pairs: list[Row] = _interference(learner, config, num_tasks=0)
+    pairs: list[Row] = measure_interference(learner, config, num_tasks=0)
 
     def save_task(learner: Learner, num_tasks: int) -> None:
         with processes.raise_on_all_ranks():
@@ -113,7 +102,7 @@ def run_method(
         resume=resume,
         earlier=earlier,
         checkpoint_every=config.save_steps,
-        diagnose=_make_diagnostics(config, loaded) if config.diagnostic_samples else None,
+        diagnose=make_diagnostics(config, loaded) if config.diagnostic_samples else None,
         evaluate=_make_evaluations(config, learner),
         gated=config.diagnostic_samples,
         on_progress=tell,
@@ -122,7 +111,7 @@ def run_method(
     )
     if deltas is not None:
         keep_method_state(deltas.folder, learner, method.state, run_state.rows[LEARNT])
-    pairs += _interference(learner, config, num_tasks=len(stream))
+    pairs += measure_interference(learner, config, num_tasks=len(stream))
     rows = run_state.rows
     gate, not_learnt = rows["gate"], find_unlearnt(rows["matrix"], stream)
     return {
@@ -323,19 +312,6 @@ def _budget(
     return config.budget(best["learning_rate"]), search
 
 
-def _make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:
-    """Make a function that measures sinks and over-smoothing on a task's dev rows."""
-    common = common_tokens(loaded.tokenizer)
-
-    def diagnose_task(learner: Learner, task: int) -> list[Row]:
-        model = learner.network.classifier.encoder
-        encoder = extract_encoder(model) if learner.stream.text else model  # a language model without its head
-        batches = _sample_batches(learner, config, task)
-        return _to_rows(diagnose(encoder, _encoder_inputs(learner, batches), common=common))
-
-    return diagnose_task
-
-
 def _make_evaluations(config: LearnConfig, learner: Learner) -> Callable[[Learner, int], list[Row]] | None:
     """Make a function that measures what the stream's own tasks do not show; None if nothing is asked for."""
     names = [name.strip() for name in (config.evaluate or "").split(",") if name.strip()]
@@ -345,62 +321,3 @@ def _make_evaluations(config: LearnConfig, learner: Learner) -> Callable[[Learne
     if not functions:
         return None
     return lambda current, tasks_trained: [row for function in functions for row in function(current, tasks_trained)]
-
-
-def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterator[dict[str, Tensor]]:
-    return learner.batches_by_length(learner.sample_examples(task, "dev", config.diagnostic_samples), "dev")
-
-
-def _to_rows(table: pd.DataFrame) -> list[Row]:
-    """Return the rows of a table as the journal holds them, null for NaN."""
-    return [dict(row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
-
-
-def _encoder_inputs(learner: Learner, batches: Iterable[dict[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
-    """Return the encoder's inputs, each with its routing weights active while it is read; soft prompts are left out.
-
-    What a router reads in the encoder it has read when this returns, before anybody observes the encoder.
-    """
-    network, pairs = learner.network, list[tuple[dict[str, Tensor], AbstractContextManager[None]]]()
-    for batch in batches:
-        adapters: AbstractContextManager[None] = nullcontext()
-        if isinstance(network, AdapterNetwork) and not network.lengthens_input:
-            with eval_mode(network):
-                adapters = network.use_adapters(batch)
-        pairs.append(({name: batch[name] for name in INPUTS if name in batch}, adapters))
-    return _each_within(pairs)
-
-
-def _each_within(
-    pairs: Iterable[tuple[dict[str, Tensor], AbstractContextManager[None]]],
-) -> Iterator[dict[str, Tensor]]:
-    for inputs, adapters in pairs:
-        with adapters:
-            yield inputs
-
-
-def _interference(learner: Learner, config: LearnConfig, *, num_tasks: int) -> list[Row]:
-    """Compute dot products of the tasks' loss gradients in the encoder; none if what trains there does not answer."""
-    if not config.diagnostic_samples or len(learner.stream) < 2:
-        return []
-    encoder = learner.network.classifier.encoder
-    trained = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
-    if not trained:
-        return []
-    learner.task = max(0, num_tasks - 1)
-    tasks = range(len(learner.stream))
-    gradients = compute_gradients(
-        learner.network.to(learner.device),
-        [_sample_batches(learner, config, task) for task in tasks],
-        lambda network, batch: learner.cross_entropy(network(batch), batch),
-        count_examples,
-        parameters=trained,
-    )
-    if not gradients.any():
-        return []
-    products = make_interference_table(gradients)
-    names = {task + 1: learner.stream.tasks[task].name for task in tasks}
-    table = products.assign(
-        task_a=products["task_index_a"].map(names), task_b=products["task_index_b"].map(names), after_task=num_tasks
-    )
-    return _to_rows(table)

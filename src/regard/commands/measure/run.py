@@ -317,12 +317,14 @@ def _check_statistics(
         )
 
 
-def _sink_tokens(observer: Watch, tokenizer: Any) -> pd.DataFrame | None:
+def _sink_tokens(observer: Watch, tokenizer: Any | None) -> pd.DataFrame | None:
     statistic = observer.statistics.get("sink_tokens")
     if not isinstance(statistic, SinkTokens):
         return None
     rows = statistic.tokens()
-    texts = {token: tokenizer.convert_ids_to_tokens(token) for token in {row[4] for row in rows} if token >= 0}
+    texts = dict[int, str]()
+    if tokenizer is not None:  # of sounds a feature extractor may be all that there is
+        texts = {token: tokenizer.convert_ids_to_tokens(token) for token in {row[4] for row in rows} if token >= 0}
     return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
 
 

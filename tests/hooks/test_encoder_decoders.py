@@ -1,0 +1,87 @@
+"""Encoder–decoders: padding that no argument names, and parts whose other part cannot be observed."""
+
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers as tf
+
+import regard
+from regard.errors import UserError
+from regard.models.inputs import decoder_start
+from tests.contracts.conftest import randomised
+
+GEMMA: dict[str, Any] = {
+    **{"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+    **{"head_dim": 8, "intermediate_size": 40, "query_pre_attn_scalar": 8, "initializer_range": 0.4},
+    **{"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1},
+}
+LAYERS = {f"num_{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+FFN = {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+
+
+def t5gemma() -> Any:
+    torch.manual_seed(0)
+    parts = {name: tf.T5GemmaModuleConfig(**GEMMA) for name in ("encoder", "decoder")}
+    return tf.T5GemmaForConditionalGeneration(tf.T5GemmaConfig(**parts, vocab_size=40)).eval()
+
+
+def mbart(**fields: Any) -> Any:
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    return tf.MBartForConditionalGeneration(tf.MBartConfig(vocab_size=40, d_model=16, **sizes, **FFN, **fields)).eval()
+
+
+@pytest.mark.parametrize(
+    "make, start", [(t5gemma, 2), (mbart, 0), (lambda: mbart(decoder_start_token_id=5), 5)], ids=["bos", "mbart", "own"]
+)
+@torch.no_grad()
+def test_a_decoder_begins_as_generate_begins_it(make: Any, start: int) -> None:
+    """Not with padding, whose embedding models keep at zero."""
+    model = make()
+    assert int(model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=1, num_beams=1)[0, 0]) == start
+    assert decoder_start(model) == start
+
+
+@torch.no_grad()
+def test_padding_that_a_model_hides_by_itself_is_no_token() -> None:
+    """T5Gemma masks the padding of its labels, and of its texts, where no mask is passed."""
+    model, drawn = t5gemma(), torch.Generator().manual_seed(0)
+    ids, labels = (torch.randint(5, 40, (2, 12), generator=drawn) for _ in range(2))
+    short_ids, short_labels = ids.clone(), labels.clone()
+    short_ids[0, 8:], short_labels[0, 6:] = 0, -100
+    names = ["entropy", "column_mass", "sink_rate"]
+    with regard.watching(model, names) as watch:
+        model(input_ids=short_ids, labels=short_labels, use_cache=False)
+    with regard.watching(model, names) as expected:
+        for row, count in enumerate((7, 12)):  # the decoder reads its start, and the last of six answers
+            # its cross-attention sees the padding of a text that no mask hides
+            model(input_ids=short_ids[row, None], labels=short_labels[row, None, :count], use_cache=False)
+    pd.testing.assert_frame_equal(watch.frame(), expected.frame(), rtol=1e-4, atol=1e-5)
+    lengths = watch.frame("column_mass", site="decoder", layer=0)
+    assert [int(lengths.loc[lengths["position"] == place, "n"].iloc[0]) for place in (6, 7)] == [2, 1]
+
+
+@torch.no_grad()
+def test_a_part_is_observed_although_the_other_cannot_be() -> None:
+    sizes = {"hidden_size": 32, "max_position_embeddings": 64, "num_buckets": 8, "relative_max_distance": 16}
+    model = randomised(tf.ProphetNetModel(tf.ProphetNetConfig(vocab_size=99, **sizes, **LAYERS, **FFN))).eval()
+    ids = torch.randint(5, 99, (2, 16), generator=torch.Generator().manual_seed(0))
+    with regard.watching(model.encoder, "entropy") as alone:
+        model.encoder(input_ids=ids)
+    with regard.watching(model, "entropy", part="encoder") as watch:
+        model(input_ids=ids, decoder_input_ids=ids)
+    pd.testing.assert_frame_equal(watch.frame(), alone.frame())
+    with pytest.raises(UserError) as caught, regard.watching(model, "entropy", part="decoder"):
+        model(input_ids=ids, decoder_input_ids=ids)
+    assert "--part" not in str(caught.value)
+
+
+def test_sparse_blocks_of_the_other_part_do_not_matter() -> None:
+    sizes = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = tf.BigBirdPegasusConfig(vocab_size=40, d_model=16, max_position_embeddings=64, **sizes, **FFN)
+    model = randomised(tf.BigBirdPegasusModel(config)).eval()
+    with regard.watching(model, "entropy", part="decoder") as watch:
+        assert set(watch.stacks) == {"decoder"}
+    with pytest.raises(UserError, match="block-sparse"), regard.watching(model, "entropy", part="encoder"):
+        pass
