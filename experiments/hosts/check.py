@@ -194,7 +194,10 @@ def _find_more_inputs(model: Any, inputs: Inputs) -> dict[str, Inputs]:
     """Return inputs with images or sounds beside the text, and with a mask of images or sounds, by name."""
     more_inputs: dict[str, Inputs] = {}
     parameters = inspect.signature(model.forward).parameters
-    for name, argument, among in (("images", "pixel_values", IMAGES), ("sounds", "input_features", SOUNDS)):
+    for name, argument, among in (
+        ("images", "pixel_values", IMAGES), ("images", "flattened_patches", IMAGES),
+        ("sounds", "input_features", SOUNDS),
+    ):  # fmt: skip
         if "input_ids" in inputs and argument in parameters and argument not in inputs:
             options = (more for more in from_signature(model, among) if argument in more and "input_ids" in more)
             if (more := next((more for more in options if _runs(partial(_run, model, more))), None)) is not None:

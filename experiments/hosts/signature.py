@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 BATCH, TOKENS, TARGETS, FRAMES, SIDE, TIME = 2, 20, 12, 4, 4, 128
 """Samples, tokens, tokens of a decoder, frames of a video, patches along a side of an image, steps of a sound."""
+TEMPORAL = 2
+"""Frames of a patch."""
 NOISE = 8
 """Tokens that a model makes in parallel behind those that it has."""
 IMAGE_TOKEN = 90
@@ -113,16 +116,31 @@ def _count_features(model: Any, inputs: Inputs, modality: str) -> int:
     if read is None or not {"pixel_values", "input_features"} & inputs.keys():
         return 0
     parameters = inspect.signature(read).parameters
+    named = {name: value for name, value in inputs.items() if name in parameters}
+    beside_text = {name: value for name, value in inputs.items() if name not in {*TEXT, *ALONG_TEXT}}
+    for arguments in (named, beside_text):  # a signature may hide names behind its **kwargs
+        try:
+            with torch.no_grad():
+                output = read(**arguments)
+        except Exception:  # a layout that does not fit
+            continue
+        features = getattr(output, "pooler_output", output)
+        tensors = features if isinstance(features, (list, tuple)) else [features]
+        if all(isinstance(tensor, Tensor) for tensor in tensors):
+            return sum(math.prod(tensor.shape[:-1]) for tensor in tensors) // BATCH
+        return _count_missing(model, inputs) if modality == "image" else 0
+    return 0
+
+
+def _count_missing(model: nn.Module, inputs: Inputs) -> int:
+    """Return how many tokens of images a sample lacks by the error that the model raises; 0 without such an error."""
     try:
         with torch.no_grad():
-            output = read(**{name: value for name, value in inputs.items() if name in parameters})
-    except Exception:  # a layout that does not fit
-        return 0
-    features = getattr(output, "pooler_output", output)
-    tensors = features if isinstance(features, (list, tuple)) else [features]
-    if not all(isinstance(tensor, Tensor) for tensor in tensors):
-        return 0
-    return sum(math.prod(tensor.shape[:-1]) for tensor in tensors) // BATCH
+            model(**inputs)
+    except Exception as error:
+        found = re.search(r"tokens: 0, features:? (\d+)", str(error))
+        return int(found[1]) // BATCH if found else 0
+    return 0
 
 
 @dataclass(frozen=True)
@@ -147,19 +165,19 @@ class _Sources:
         """Numbers of features that the models within read first, and those that the config tells."""
         names = ("num_mel_bins", "feature_size", "input_feat_size", "input_dim")
         fields = [find_value(self.config, name) for name in names]
-        return list(dict.fromkeys([*self._first_sizes(1), *(width for width in fields if isinstance(width, int))]))
+        return list(dict.fromkeys([*self._first_sizes(1, nn.LayerNorm, nn.Linear, nn.Conv1d), *(width for width in fields if isinstance(width, int))]))
 
     @property
     def patches(self) -> list[int]:
-        """Numbers of entries of flat patches that the models within may read: those of their first matrix or kernel."""
-        return self._first_sizes(None)
+        """Numbers of entries of flat patches that the models within may read: of their first matrices and kernels."""
+        kernels = (nn.Conv2d, nn.Conv3d)
+        return list(dict.fromkeys([*self._first_sizes(None, nn.Linear, *kernels), *self._first_sizes(None, *kernels)]))
 
-    def _first_sizes(self, dimensions: int | None) -> list[int]:
-        """Return the sizes of what each model within reads first: of its width alone, or of all dimensions."""
+    def _first_sizes(self, dimensions: int | None, *kinds: type[nn.Module]) -> list[int]:
+        """Return the sizes of the first module of these kinds in each model within: its width, or all dimensions."""
         hosts = [module for module in self.model.modules() if isinstance(module, PreTrainedModel)]
         sizes = []
         for host in hosts:
-            kinds = (nn.LayerNorm, nn.Linear, nn.Conv1d) if dimensions else (nn.Linear, nn.Conv2d, nn.Conv3d)
             first = next((module for module in host.modules() if isinstance(module, kinds)), None)
             if first is not None:
                 shape = first.weight.shape[-1:] if isinstance(first, nn.LayerNorm) else first.weight.shape[1:]
@@ -172,15 +190,15 @@ class _Sources:
 
 
 def _images(sources: _Sources, layout: int) -> Tensor:
-    """Return images, videos, pairs, lists of one, patches as small images, or flat patches of several widths."""
+    """Return images, videos, pairs, lists of one, patches as small images or videos, or flat ones of many widths."""
     channels, size = sources.size("num_channels", "in_channels", default=3), image_size(sources.config)
     side = find_value(sources.config, "patch_size")
     side = side if isinstance(side, int) else 8
     shapes: list[tuple[int, ...]] = [
         (BATCH, channels, *size), (BATCH, FRAMES, channels, *size), (BATCH, 1, channels, *size),
-        (BATCH, 2, channels, *size), (BATCH * SIDE**2, channels, side, side),
-        (1, channels, side, side * BATCH * SIDE**2), (BATCH * SIDE**2, 2 * side, 2 * side, channels),
-        (BATCH, channels, size[1], size[1]),
+        (BATCH, 2, channels, *size), (1, channels, side, side * BATCH * SIDE**2),
+        (BATCH * SIDE**2, channels, side, side), (BATCH * SIDE**2, 2 * side, 2 * side, channels),
+        (BATCH, channels, size[1], size[1]), (BATCH * SIDE**2, TEMPORAL, side, side, channels),
     ]  # fmt: skip
     for patch in sources.patches:
         shapes += [(BATCH * SIDE**2, patch), (BATCH, SIDE**2, patch)]
@@ -228,6 +246,23 @@ def _grid(_sources: _Sources, _layout: int) -> Tensor:
     return torch.tensor([[1, SIDE, SIDE]] * BATCH)
 
 
+def _pixel_mask(sources: _Sources, layout: int) -> Tensor:
+    """Return a mask of patches or of several images, of truth values where the signature of forward says so."""
+    parameter = inspect.signature(sources.model.forward).parameters["pixel_attention_mask"]
+    dtype = torch.bool if "Bool" in str(parameter.annotation) else torch.long
+    return torch.ones(BATCH, (SIDE**2, FRAMES, 1, 2)[layout if layout < 4 else 0], dtype=dtype)
+
+
+def _high_resolution(sources: _Sources, _layout: int) -> Tensor:
+    """Return images for the second tower of a model."""
+    return make_noise(BATCH, 3, *image_size(sources.config.high_res_vision_config))
+
+
+def _pools(_sources: _Sources, _layout: int) -> Tensor:
+    """Return the patches that each token of an image is made of, two by two, of all images."""
+    return torch.arange(BATCH * SIDE**2).view(-1, 4)
+
+
 def _text_mask(sources: _Sources, _layout: int) -> Tensor:
     """Return a mask of the tokens, and of those that the model makes behind them."""
     has_noise = "noise_embeds" in inspect.signature(sources.model.forward).parameters
@@ -267,6 +302,11 @@ MAKERS: dict[str, Callable[[_Sources, int], Any]] = {
     "prompt_pixel_values": _images,
     "prompt_masks": _images,
     "image": _images,
+    "high_res_pixel_values": _high_resolution,
+    "image_token_pooling": _pools,
+    "image_grids": lambda sources, layout: torch.tensor([[SIDE // 2, SIDE // 2, 0, 0]] * BATCH),
+    "image_num_crops": lambda sources, layout: torch.ones(BATCH, dtype=torch.long),
+    "image_grid_hw": lambda sources, layout: torch.tensor([[SIDE, SIDE]] * BATCH),
     "grid_thw": _grid,
     "image_grid_thw": _grid,
     "image_merge_sizes": lambda sources, layout: torch.ones(BATCH, dtype=torch.long),
@@ -274,9 +314,7 @@ MAKERS: dict[str, Callable[[_Sources, int], Any]] = {
     "target_sizes": lambda sources, layout: torch.tensor([[SIDE, SIDE]] * BATCH),
     "spatial_shapes": lambda sources, layout: torch.tensor([[SIDE, SIDE]] * BATCH),
     "image_sizes": lambda sources, layout: torch.tensor([image_size(sources.config)] * BATCH),
-    "pixel_attention_mask": lambda sources, layout: torch.ones(
-        BATCH, (SIDE**2, FRAMES, 1, 2)[layout if layout < 4 else 0], dtype=torch.long
-    ),
+    "pixel_attention_mask": _pixel_mask,
     "pixel_position_ids": _places,
     "image_position_ids": _places,
     "flattened_patches": _flat_patches,
@@ -334,7 +372,8 @@ CONTENTS = frozenset(MAKERS) - {
 TEXT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 IMAGES = TEXT | {
     "pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "spatial_shapes", "target_sizes",
-    "pixel_position_ids", "image_position_ids", "image_merge_sizes",
+    "pixel_position_ids", "image_position_ids", "image_merge_sizes", "high_res_pixel_values", "image_token_pooling",
+    "image_grids", "image_num_crops", "image_grid_hw", "flattened_patches", "image_embeds_position_mask",
 }  # fmt: skip
 """Arguments of a text with images."""
 SOUNDS = TEXT | {"input_features", "input_features_mask", "feature_attention_mask"}
