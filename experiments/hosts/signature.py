@@ -165,7 +165,8 @@ class _Sources:
         """Numbers of features that the models within read first, and those that the config tells."""
         names = ("num_mel_bins", "feature_size", "input_feat_size", "input_dim")
         fields = [find_value(self.config, name) for name in names]
-        return list(dict.fromkeys([*self._first_sizes(1, nn.LayerNorm, nn.Linear, nn.Conv1d), *(width for width in fields if isinstance(width, int))]))
+        first = self._first_sizes(1, nn.LayerNorm, nn.Linear, nn.Conv1d)
+        return list(dict.fromkeys([*first, *(width for width in fields if isinstance(width, int))]))
 
     @property
     def patches(self) -> list[int]:
@@ -180,8 +181,8 @@ class _Sources:
         for host in hosts:
             first = next((module for module in host.modules() if isinstance(module, kinds)), None)
             if first is not None:
-                shape = first.weight.shape[-1:] if isinstance(first, nn.LayerNorm) else first.weight.shape[1:]
-                sizes.append(int(math.prod(shape[:dimensions])))
+                shape = first.get_parameter("weight").shape
+                sizes.append(math.prod((shape[-1:] if isinstance(first, nn.LayerNorm) else shape[1:])[:dimensions]))
         return list(dict.fromkeys(sizes))
 
     def size(self, *names: str, default: int = 32) -> int:
@@ -196,10 +197,12 @@ def _images(sources: _Sources, layout: int) -> Tensor:
     side = side if isinstance(side, int) else 8
     shapes: list[tuple[int, ...]] = [
         (BATCH, channels, *size), (BATCH, FRAMES, channels, *size), (BATCH, 1, channels, *size),
-        (BATCH, 2, channels, *size), (1, channels, side, side * BATCH * SIDE**2),
-        (BATCH * SIDE**2, channels, side, side), (BATCH * SIDE**2, 2 * side, 2 * side, channels),
+        (BATCH, 2, channels, *size), (BATCH * SIDE**2, channels, side, side),
+        (1, channels, side, side * BATCH * SIDE**2), (BATCH * SIDE**2, 2 * side, 2 * side, channels),
         (BATCH, channels, size[1], size[1]), (BATCH * SIDE**2, TEMPORAL, side, side, channels),
     ]  # fmt: skip
+    if "target_sizes" in inspect.signature(sources.model.forward).parameters:
+        shapes = shapes[5:]  # all patches side by side, of which a model would take the first alone
     for patch in sources.patches:
         shapes += [(BATCH * SIDE**2, patch), (BATCH, SIDE**2, patch)]
     return make_noise(*shapes[layout % len(shapes)])

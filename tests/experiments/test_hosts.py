@@ -28,7 +28,7 @@ SAMPLE = (
 
 
 def same(row: dict[str, Any], stored: dict[str, Any]) -> bool:
-    return (row["state"], row.get("weights")) == (stored["state"], stored.get("weights"))
+    return all(row.get(name) == stored.get(name) for name in ("state", "weights", "checks"))
 
 
 def test_the_page_is_made_from_the_rows() -> None:

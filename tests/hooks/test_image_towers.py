@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers as tf
 from torch import Tensor
+from transformers.models.kosmos2_5.configuration_kosmos2_5 import Kosmos2_5VisionConfig
+from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionModel
 
 from regard.errors import UserError
 from regard.hooks import watching
@@ -71,6 +73,29 @@ def test_padded_patches_are_no_tokens() -> None:
             count = int(shape.prod())
             model(one[None, :count], pixel_attention_mask=torch.ones(1, count), spatial_shapes=shape[None])
     assert_same(padded, alone)
+
+
+@torch.no_grad()
+def test_a_tower_that_looks_its_function_up_as_an_attribute_is_intercepted() -> None:
+    """Kosmos-2.5 finds no attention function that is registered, and always takes its own."""
+    torch.manual_seed(0)
+    sizes = SIZES | {"head_dim": 8, "patch_embed_hidden_size": 12, "max_num_patches": 32, "initializer_range": 0.5}
+    model = Kosmos2_5VisionModel(Kosmos2_5VisionConfig(**sizes)).eval()
+    seen: list[Tensor] = []
+    for layer in model.encoder.layer:
+        layer.attention.register_forward_hook(lambda _module, _inputs, output: seen.append(output[1]))
+    places = torch.cartesian_prod(torch.arange(1.0, 4), torch.arange(1.0, 5)).expand(2, -1, -1)
+    patches = torch.cat([places, pixels(2, 12, 12)], dim=-1)
+    patches[1, 7:] = 0  # padding
+    model(patches)
+    whole, short = (torch.stack(seen)[:, row, :, :length, :length].double() for row, length in ((0, 12), (1, 7)))
+    total = whole.mean(-2)
+    total[..., :7] = (total[..., :7] + short.mean(-2)) / 2
+    with watching(model, ["column_mass"]) as watch:
+        model(patches)
+    frame = watch.frame("column_mass").sort_values(["layer", "head", "position"])
+    found = torch.tensor(frame["value"].to_numpy()).reshape(total.shape)
+    torch.testing.assert_close(found, total, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("words", [1, 7])

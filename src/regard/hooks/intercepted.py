@@ -1,6 +1,7 @@
 """Models that compute attention by functions of PyTorch: these are intercepted while a block lasts."""
 
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,14 +68,21 @@ def accepts_attention_function(model: PreTrainedModel) -> bool:
     return not with_keys or any(_reads_interface(module_class) for module_class in with_keys)
 
 
+_BY_ATTRIBUTE = re.compile(r"getattr\(\s*ALL_ATTENTION_FUNCTIONS\b")
+
+
 @cache
 def _reads_interface(module_class: type) -> bool:
-    """Return whether the forward of a layer, or of a class that it extends, speaks of the interface."""
+    """Return whether the forward of a layer, or of a class that it extends, speaks of the interface.
+
+    Functions are no attributes of it: a forward that looks for one by `getattr` always takes its own.
+    """
     forwards = [vars(base)["forward"] for base in module_class.__mro__[:-2] if "forward" in vars(base)]
     try:
-        return any("attention_interface" in inspect.getsource(forward) for forward in forwards)
+        sources = [inspect.getsource(forward) for forward in forwards]
     except (OSError, TypeError):
         return True
+    return any("attention_interface" in source and not _BY_ATTRIBUTE.search(source) for source in sources)
 
 
 def find_intercepted(model: nn.Module) -> list[nn.Module]:
