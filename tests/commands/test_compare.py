@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from regard.commands.compare.comparison import compare_figures, compare_settings, difference, list_notes
+from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes
 from regard.commands.compare.curves import compare_tasks, make_curves
 from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.result import LearnResult
@@ -58,24 +58,6 @@ def test_settings_that_differ_and_main_figures_are_shown(runs: Path, regard: Reg
     assert "num_probing_epochs" in page
     assert "Curves" in page
     assert "short: probe" in page
-
-
-def test_differences_are_paired_by_seed_or_of_independent_means() -> None:
-    """Against scipy, in float64."""
-    stats = pytest.importorskip("scipy.stats")
-    ours, theirs = {1: 2.0, 2: 3.5, 3: 5.0}, {1: 1.0, 2: 2.9, 3: 3.6}
-    paired = stats.ttest_rel(list(ours.values()), list(theirs.values())).confidence_interval()
-    mean, half = difference(ours, theirs)
-    assert (mean - half, mean + half) == pytest.approx(tuple(paired))
-    others = {7: 1.0, 8: 2.9, 9: 3.6, 10: 0.2}
-    mean, half = difference(ours, others)
-    assert mean == pytest.approx(sum(ours.values()) / 3 - sum(others.values()) / 4)
-    interval = stats.ttest_ind(list(ours.values()), list(others.values()), equal_var=False).confidence_interval()
-    expected = (interval.high - interval.low) / 2
-    assert expected - 1e-9 <= half <= 1.1 * expected  # the degrees of freedom are rounded down
-    assert difference({1: 2.0}, {1: 1.0})[0] == 1.0
-    assert math.isnan(difference({1: 2.0}, {1: 1.0})[1])
-    assert math.isnan(difference({}, {1: 1.0})[0])
 
 
 def test_each_of_many_runs_differs_from_the_first() -> None:

@@ -182,6 +182,19 @@ def test_a_sequence_longer_than_its_table_is_refused(spec: AttentionSpec) -> Non
     assert _large()(_ids(length=25)).logits.shape == (2, 25, 41)
 
 
+@torch.no_grad()
+def test_packed_sequences_do_not_see_each_other_in_evaluation_either() -> None:
+    """By default no cache is made of them; one that is asked for is of the same sequences."""
+    model, ids = _large().eval(), _ids(1)
+    packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    alone = torch.cat([model(part).logits for part in ids.split([4, 5], dim=1)], dim=1)
+    for use_cache in (None, True, False):
+        found = model(ids, position_ids=packed, use_cache=use_cache)
+        torch.testing.assert_close(found.logits, alone, rtol=1e-4, atol=1e-4)
+        assert (found.past_key_values is not None) is (use_cache is True)
+    assert model(ids, position_ids=torch.arange(9)[None]).past_key_values is not None
+
+
 def test_packed_sequences_beside_a_sink_token_or_a_prefix_are_refused() -> None:
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     for spec in (ATTENTIONS["sink-token"], AttentionSpec(prefix=2)):

@@ -17,6 +17,7 @@ from regard.runs.intervals import (
     paired_correlation,
     parts_half_width,
     ratio_half_width,
+    seed_difference,
     signed_rank_test,
     strata_half_width,
     t_half_width,
@@ -312,3 +313,23 @@ def test_counted_rows_make_the_interval_narrower_and_it_still_holds_the_true_fal
         widths.append((high - low) / (unknown[1] - unknown[0]))
     assert np.mean(inside) >= 0.94
     assert np.mean(widths) < (0.8 if cells[3] else 1 + 1e-9)
+
+
+def test_differences_are_paired_by_seed_or_of_independent_means(scipy_stats: Any) -> None:
+    """Against scipy, in float64."""
+    ours, theirs = {1: 2.0, 2: 3.5, 3: 5.0}, {1: 1.0, 2: 2.9, 3: 3.6}
+    paired = scipy_stats.ttest_rel(list(ours.values()), list(theirs.values())).confidence_interval()
+    mean, half, pairs = seed_difference(ours, theirs)
+    assert (mean - half, mean + half) == pytest.approx(tuple(paired))
+    assert pairs == 3
+    outlier = {**theirs, 4: 90.0}
+    assert seed_difference(ours, outlier) == (mean, half, 3)  # of the seeds that both have
+    others = {7: 1.0, 8: 2.9, 9: 3.6, 10: 0.2}
+    mean, half, pairs = seed_difference(ours, others)
+    assert mean == pytest.approx(sum(ours.values()) / 3 - sum(others.values()) / 4)
+    interval = scipy_stats.ttest_ind(list(ours.values()), list(others.values()), equal_var=False).confidence_interval()
+    expected = (interval.high - interval.low) / 2
+    assert expected - 1e-9 <= half <= 1.1 * expected  # the degrees of freedom are rounded down
+    assert seed_difference({1: 2.0}, {1: 1.0})[0] == 1.0
+    assert math.isnan(seed_difference({1: 2.0}, {1: 1.0})[1])
+    assert math.isnan(seed_difference({}, {1: 1.0})[0])

@@ -128,19 +128,21 @@ class RegardModel(RegardPreTrainedModel):
         """Return the last hidden states (batch, token, width), as `LlamaModel` gives them.
 
         By default positions are counted from each row's first real token. If those passed start again within a row, and
-        there is neither mask nor cache, several sequences are packed into the row and do not see each other.
+        neither a mask nor a cache is passed, several sequences are packed into the row and do not see each other; a
+        cache is made of them only with `use_cache=True`.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("input: expected input_ids or inputs_embeds, and not both")
         stream = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        packing = self._packing_mask(position_ids) if attention_mask is None and past_key_values is None else None
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and packing is None
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         self._check_length(offset, stream.shape[1])
         real = _padding(attention_mask, offset + stream.shape[1])
-        if attention_mask is None and past_key_values is None:
-            attention_mask = self._packing_mask(position_ids)
+        attention_mask = packing if attention_mask is None else attention_mask
         if position_ids is None:
             position_ids = _positions(offset, stream, real)
         if self.embed_positions is not None:

@@ -1,10 +1,11 @@
 """Confidence intervals, paired tests, and the correction of p-values for several comparisons."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,29 @@ def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: fl
         return 0.0
     freedom = variance**2 / (first**2 / (n - 1) + second**2 / (other_n - 1))
     return t_quantile(confidence, max(1, math.floor(freedom + 1e-9))) * math.sqrt(variance)
+
+
+class SeedDifference(NamedTuple):
+    """The difference of two means over seeds, half of its 95 % interval (NaN without one), and the paired seeds."""
+
+    value: float
+    half_width: float
+    pairs: int
+
+
+def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> SeedDifference:
+    """Return how much more the values of some seeds are than those of others.
+
+    With two seeds or more in common the difference is that of these pairs (Student's t), without the other seeds; else
+    it is that of the means, with Welch's interval, for which both need two seeds.
+    """
+    common = sorted(values.keys() & reference.keys())
+    if len(common) > 1:
+        paired = t_interval([values[seed] - reference[seed] for seed in common])
+        return SeedDifference(paired.mean, paired.ci_high - paired.mean, paired.n)
+    ours, theirs = (t_interval(list(by_seed.values())) for by_seed in (values, reference))
+    errors = [one.std / math.sqrt(one.n) if one.n > 1 else math.nan for one in (ours, theirs)]
+    return SeedDifference(ours.mean - theirs.mean, welch_half_width(ours.n, errors[0], theirs.n, errors[1]), 0)
 
 
 def t_test(differences: Sequence[float] | Floats) -> float | None:

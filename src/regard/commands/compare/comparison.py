@@ -19,7 +19,7 @@ from regard.commands.measure.result import MeasureResult
 from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
-from regard.runs.intervals import t_interval, welch_half_width
+from regard.runs.intervals import seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
 
@@ -87,8 +87,8 @@ def _section(setting: str) -> str:
 def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
     """Return the main figures, a row each: the mean of each run, and each run minus the first with its 95 % interval.
 
-    Differences are paired by seed if both runs have the same seeds, else of independent means (Welch); ± is half of the
-    interval, NaN with a single seed.
+    Differences are of the seeds that both runs have, paired, if there are two or more, else of independent means
+    (Welch); ± is half of the interval, NaN with a single seed.
     """
     figures = _figures_by_run(runs)
     keys = dict.fromkeys(key for by_name in figures.values() for key in by_name)
@@ -104,7 +104,7 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
             column = "difference" if len(others) == 1 else f"{name} − {first}"
             is_place = str(key).endswith(_PLACE)
             values_of_both = ({}, {}) if is_place else (values[name], values[first])
-            row[column], row[f"± {name}" if len(others) > 1 else "±"] = difference(*values_of_both)
+            row[column], row[f"± {name}" if len(others) > 1 else "±"] = seed_difference(*values_of_both)[:2]
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
@@ -125,16 +125,6 @@ def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, fl
     return figures
 
 
-def difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> tuple[float, float]:
-    """Return the difference of two means over seeds, and half of its interval; NaN where there is none."""
-    if values and set(values) == set(reference):
-        paired = t_interval([values[seed] - reference[seed] for seed in values])
-        return paired.mean, paired.ci_high - paired.mean
-    ours, theirs = (t_interval(list(of.values())) for of in (values, reference))
-    errors = [interval.std / math.sqrt(interval.n) if interval.n > 1 else math.nan for interval in (ours, theirs)]
-    return ours.mean - theirs.mean, welch_half_width(ours.n, errors[0], theirs.n, errors[1])
-
-
 def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
     """Say how many settings are not shown, and what chance has to do with the figures."""
     more = len(settings) - MAX_SETTINGS
@@ -151,7 +141,8 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
     return [
         *notes,
-        "figures are means over seeds; ±: half of the 95 % interval, paired by seed where seeds are the same",
+        "figures are means over seeds; differences are of the seeds that both have, if several; ±: half of the 95 % "
+        "interval",
     ]
 
 

@@ -49,7 +49,7 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
         state = _mean_state(outputs)
         cosine = None if of_pair is None else float(cosine_similarity(state, _mean_state(of_pair), dim=0))
         return Prediction(state=state, cosine=cosine)
-    logits = outputs.logits[0].double().cpu()
+    logits = outputs.logits[0].cpu().double()
     if stage.kind == "class":
         own_head = stage.answerer is stage.loaded.model  # else a learnt classifier around it, of one label
         problem_type = getattr(stage.loaded.model.config, "problem_type", None) if own_head else None
@@ -70,7 +70,7 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
 
 
 def _mean_state(outputs: Any) -> Tensor:
-    state: Tensor = outputs.last_hidden_state[0].double().mean(0).cpu()
+    state: Tensor = outputs.last_hidden_state[0].cpu().double().mean(0)
     return state
 
 

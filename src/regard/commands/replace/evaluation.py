@@ -152,7 +152,7 @@ class PerplexityEvaluator:
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
                 counts = batch["attention_mask"][:, 1:].sum(1).tolist()
-                sums += [float(part.sum()) for part in self._losses(batch).double().cpu().split(counts)]
+                sums += [float(part.sum()) for part in self._losses(batch).cpu().double().split(counts)]
         if not sum(sums) < float("inf"):
             raise UserError("perplexity: a token has likelihood 0; expected finite logits")
         return sums

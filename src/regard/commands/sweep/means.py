@@ -18,7 +18,7 @@ from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.labels import format_value
 from regard.report.panels import DOMAIN, domains, numeric_column
-from regard.runs.intervals import t_half_width, welch_half_width
+from regard.runs.intervals import seed_difference
 
 _SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}
 METRICS = {
@@ -166,15 +166,8 @@ def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Differen
     values, first_values = (_by_seed(table, metric) for table in (rows, first))
     if not values or not first_values:
         return None
-    common = sorted(set(values) & set(first_values))
-    paired = len(common) > 1
-    if paired:
-        pairs = average(np.array([values[seed] - first_values[seed] for seed in common]))
-        value, half = pairs.value, t_half_width(pairs.n, pairs.error * math.sqrt(pairs.n))
-    else:
-        a, b = (average(np.array(list(by_seed.values()))) for by_seed in (values, first_values))
-        value, half = a.value - b.value, welch_half_width(a.n, a.error, b.n, b.error)
-    return Difference(value, value - half, value + half, paired)
+    value, half, pairs = seed_difference(values, first_values)
+    return Difference(value, value - half, value + half, pairs > 1)
 
 
 def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
