@@ -83,10 +83,10 @@ def test_in_half_precision_the_weights_are_of_single_precision() -> None:
 
 def test_no_block_in_use_is_refused() -> None:
     made = SharedAttention(WIDTH)
-    with pytest.raises(UserError, match="blocks: expected at least one that is in use, got none"):
+    with pytest.raises(UserError, match="adapters: expected at least one that is in use, got none"):
         made(vectors(2).float())
     made.reserve(3)
-    with pytest.raises(UserError, match="blocks: expected at least one"):
+    with pytest.raises(UserError, match="adapters: expected at least one"):
         made(vectors(2).float())
 
 

@@ -79,7 +79,7 @@ def test_rows_may_come_in_parts_and_tasks_in_any_order(sizes: tuple[int, ...]) -
 
 def test_of_several_adapters_each_must_have_rows() -> None:
     router = DiscriminantRouter(WIDTH)
-    with pytest.raises(UserError, match="blocks: expected at least one that is in use, got none"):
+    with pytest.raises(UserError, match="adapters: expected at least one that is in use, got none"):
         router(drawn(1))
     router.use(1)
     assert torch.equal(router(drawn(1)), torch.ones(30, 1))

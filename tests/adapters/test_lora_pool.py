@@ -355,9 +355,9 @@ def test_a_model_without_queries_is_refused() -> None:
 @pytest.mark.parametrize("block", [4, -1])
 def test_blocks_that_are_not_there(block: int) -> None:
     pool = make_pool(model("bert"), 4, 1)
-    with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
+    with pytest.raises(UserError, match=f"adapter: expected a number from 0 to 3, got {block}"):
         pool.set_trainable(block)
-    with pytest.raises(UserError, match=f"block: expected a number from 0 to 3, got {block}"):
+    with pytest.raises(UserError, match=f"adapter: expected a number from 0 to 3, got {block}"):
         pool.delete(block)
     assert (len(pool), pool.adapters[0].trained) == (4, (1,))
 

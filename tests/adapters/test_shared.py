@@ -329,6 +329,6 @@ def test_wrong_inputs_are_refused() -> None:
         adapters(**batch, prompt_mask=torch.ones(3, 2))
     with pytest.raises(UserError, match=r"input_ids: expected the tokens"):
         adapters.routing_weights()
-    with pytest.raises(UserError, match=r"blocks: expected at least one"):
+    with pytest.raises(UserError, match=r"adapters: expected at least one"):
         SharedAdapters(made("llama")).routing_weights(**batch)
     assert_close(logits(adapters, batch), logits(filled("llama"), batch))

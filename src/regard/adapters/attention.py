@@ -94,7 +94,7 @@ class SharedAttention(nn.Module):
         """Return k_i · q / τ (row, adapter) without autocast, of the adapters in use or of `blocks`."""
         used = range(int(self.count)) if blocks is None else blocks
         if not len(used):
-            raise UserError("blocks: expected at least one that is in use, got none; add one")
+            raise UserError("adapters: expected at least one that is in use, got none; add one")
         keys = torch.stack([self.keys[index] for index in used])
         with torch.autocast(vectors.device.type, enabled=False):
             return self.query(vectors) @ keys.T / self.temperature

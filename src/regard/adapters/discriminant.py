@@ -100,7 +100,7 @@ class DiscriminantRouter(nn.Module):
         """
         count = int(self.count)
         if not (count if blocks is None else len(blocks)):
-            raise UserError("blocks: expected at least one that is in use, got none; add one")
+            raise UserError("adapters: expected at least one that is in use, got none; add one")
         with torch.autocast(vectors.device.type, enabled=False):
             center, directions, offsets = self._solution()
             scores = (vectors.to(center) - center) @ directions + offsets

@@ -43,7 +43,7 @@ class AdapterPool:
     def _check_blocks(self, *blocks: int) -> None:
         for block in blocks:
             if block not in range(len(self)):
-                raise UserError(f"block: expected a number from 0 to {len(self) - 1}, got {block}")
+                raise UserError(f"adapter: expected a number from 0 to {len(self) - 1}, got {block}")
 
     def check_in_memory(self) -> None:
         """Raise UserError if adapters are in meta, where values are lost, but not what they belong to."""

@@ -1,4 +1,4 @@
-"""How well a network does a task: rows classified right, or answers graded by Rouge-L or exact match."""
+"""How well a network does a task: rows classified right, or answers graded by the metric of their task."""
 
 import re
 import string

@@ -60,7 +60,7 @@ class MethodLearningRate(NamedTuple):
 
 
 def setting_rate(value: float) -> MethodLearningRate:
-    """Return the rate that the setting `rate` of a method says."""
+    """Return the rate that the setting `learning_rate` of a method says."""
     return MethodLearningRate("--set learning_rate=", value)
 
 

@@ -57,7 +57,7 @@ class LearnResult(RunResult):
         metadata: Provenance of the results.
         models: Folder of the tasks' changes to the model; None if not saved.
         gate: Routing weights of methods with a gate.
-        pseudo: Quality of SAPT's generated samples.
+        pseudo: Quality of the samples that SAPT and LFPT5 generate.
         general: What the stream's own tasks do not show: the divergence on held-out text, scores of other tasks.
     """
 
@@ -106,7 +106,7 @@ class LearnResult(RunResult):
         return f"{self.metadata['stream']['name']}: {means}"
 
     def overview(self) -> pd.DataFrame:
-        """Return the means of average performance, forgetting and backward transfer with their 95 % intervals."""
+        """Return the means of average performance, forgetting and forgetting rate with their 95 % intervals."""
         rows = self.summary_table[self.summary_table["metric"].isin(MAIN_METRICS)]
         return rows[["method", "scenario", "metric", "n", "mean", "ci_low", "ci_high"]]
 
@@ -132,7 +132,7 @@ class LearnResult(RunResult):
         }
 
     def figures_by_seed(self) -> dict[str, dict[Any, float]]:
-        """Return average performance, forgetting and backward transfer by method, of each seed and order of tasks."""
+        """Return average performance, forgetting and forgetting rate by method, of each seed and order of tasks."""
         rows = self.metrics[self.metrics["metric"].isin(MAIN_METRICS)].dropna(subset=["value"])
         figures: dict[str, dict[Any, float]] = {}
         for row in rows.itertuples():

@@ -20,7 +20,7 @@ from regard.errors import UserError
 from regard.models.generator import IGNORE_INDEX
 
 TEXTS = "texts/"
-"""Before the number of a task: its pseudo samples' inputs in `Kept.tensors`, and what became of samples in `values`."""
+"""Before a task's number: the inputs of its pseudo samples in `tensors` of a method's state, their fate in `values`."""
 
 
 def check_pseudo_samples(learner: Learner, config: Any) -> None:
