@@ -285,7 +285,7 @@ class AdapterModel(nn.Module):
             return self.model(*args, **inputs)
 
     def generate(self, input_ids: Tensor | None = None, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
-        """Generate with weights computed once, from the prompt.
+        """Generate with weights computed once, from the prompt, unless `use_only` or `use_weights` set some.
 
         The model's own `generate` gives the same if it reads the prompt at once and keeps a cache. Without a cache, a
         decoder-only model would compute new weights for each token, from the answer as well.
@@ -293,7 +293,7 @@ class AdapterModel(nn.Module):
         if input_ids is not None:
             inputs["input_ids"] = input_ids
             inputs.setdefault("attention_mask", self._padding(input_ids))
-        if not self.adapter_names or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
+        if not self._routing.is_active or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
             return self.model.generate(**inputs)
         plain = prompt_mask is None and not {"use_cache", "generation_config", "prefill_chunk_size"} & inputs.keys()
         if plain and self._routing.reads_along and self.model.generation_config.use_cache:

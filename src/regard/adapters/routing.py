@@ -149,7 +149,7 @@ class Routing:
         return torch.where(words.any(1, keepdim=True), in_prompt, valid)
 
     @property
-    def _is_active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether weights are computed: there are adapters, and no weights are forced."""
         return self._forced is None and int(self.router.count) > 0
 
@@ -168,7 +168,7 @@ class Routing:
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")
-        if self.two_parts and encoder_outputs is not None and self._is_active:
+        if self.two_parts and encoder_outputs is not None and self.is_active:
             self.mixture.weights = self._recall_weights(encoder_outputs, "encoder_outputs")
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -178,7 +178,7 @@ class Routing:
         if not self._calls:
             is_mixed = self.mixture.weights is not None
             self._finish()
-            if output is not None and self._is_active and not is_mixed:
+            if output is not None and self.is_active and not is_mixed:
                 name, reader = type(self.model).__name__, type(self.reader).__name__
                 raise UserError(
                     f"model: expected one that reads its tokens in its {reader}, got a {name}, which does not"
@@ -195,7 +195,7 @@ class Routing:
         self._patched = []
 
     def _before_reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._is_reading or not self._is_active:
+        if self._is_reading or not self.is_active:
             return
         inputs = self._calls[-1].inputs
         cache = None if self.two_parts else inputs.get("past_key_values")
@@ -235,7 +235,7 @@ class Routing:
 
     def _before_decoding(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Raise UserError if the decoder reads states whose weights are unknown."""
-        if self._is_active and self.mixture.weights is None:
+        if self.is_active and self.mixture.weights is None:
             self._recall_weights(None, "encoder_hidden_states")
 
     def _recall_weights(self, source: Any, name: str) -> Tensor | None:

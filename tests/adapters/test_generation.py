@@ -1,0 +1,73 @@
+"""What `generate` takes from its call: weights that are forced."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.adapters.shared import SharedAdapters
+from tests.adapters.model_families import fill, filled, made, merged, rows
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
+
+
+def prompts(family: str) -> dict[str, Tensor]:
+    batch = rows(family)
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+# -- forced weights -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}, {"use_cache": False}])
+def test_generates_with_the_adapter_that_is_used_alone(family: str, search: dict[str, Any]) -> None:
+    adapters, given = filled(family), prompts(family)
+    routed = adapters.generate(**given, **OPTIONS, **search)
+    expected = merged(family, adapters, torch.tensor([0.0, 1.0, 0.0])).generate(**given, **OPTIONS, **search)
+    with adapters.use_only("task1"):
+        assert torch.equal(adapters.generate(**given, **OPTIONS, **search), expected)
+    assert not torch.equal(routed, expected)
+    assert torch.equal(adapters.generate(**given, **OPTIONS, **search), routed)
+
+
+@pytest.mark.parametrize("family", ["llama", "t5"])
+def test_generates_with_the_weights_of_each_row(family: str) -> None:
+    adapters, given = filled(family), prompts(family)
+    weights = torch.eye(3).flip(0)
+    with adapters.use_weights(weights):
+        found = adapters.generate(**given, **OPTIONS, num_beams=2)
+    for row in range(3):
+        alone = {name: value[row : row + 1] for name, value in given.items()}
+        expected = merged(family, adapters, weights[row]).generate(**alone, **OPTIONS, num_beams=2)
+        width = min(found.shape[1], expected.shape[1])
+        assert torch.equal(found[row : row + 1, :width], expected[:, :width])
+
+
+def test_generates_without_adapters_where_weights_are_none() -> None:
+    adapters, given = filled("llama"), prompts("llama")
+    expected = made("llama").generate(**given, **OPTIONS)
+    assert not torch.equal(adapters.generate(**given, **OPTIONS), expected)
+    with adapters.use_weights(None):
+        assert torch.equal(adapters.generate(**given, **OPTIONS), expected)
+
+
+@pytest.mark.parametrize("options", [{"adapter_type": "prompt"}, {"above_query": True}])
+def test_prompts_and_layers_above_the_query_are_forced_too(options: dict[str, Any]) -> None:
+    adapters = SharedAdapters(made("llama"), **options)
+    for name in ("one", "two"):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [prompts("llama")])
+    fill(adapters)
+    if options.get("adapter_type") == "prompt":
+        for prompt in adapters.pool.prompts.P:
+            prompt.data.mul_(30)
+    given = prompts("llama")
+    for prompt_mask in (None, given["attention_mask"]):
+        answers = []
+        for name in ("one", "two"):
+            with adapters.use_only(name):
+                answers.append(adapters.generate(**given, **OPTIONS, prompt_mask=prompt_mask))
+                assert torch.equal(answers[-1], adapters.model.generate(**given, **OPTIONS))
+        assert not torch.equal(*answers)
