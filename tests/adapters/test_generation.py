@@ -1,9 +1,10 @@
-"""What `generate` takes from its call: weights that are forced."""
+"""What `generate` takes from its call: weights that are forced, and which tokens are padding."""
 
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from regard.adapters.shared import SharedAdapters
@@ -15,6 +16,13 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
 def prompts(family: str) -> dict[str, Tensor]:
     batch = rows(family)
     return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def left_padded() -> Tensor:
+    """Tokens of two rows, the first with five of padding."""
+    ids = rows("llama", many=2, tokens=8)["input_ids"]
+    ids[0, :5] = 0
+    return ids
 
 
 # -- forced weights -----------------------------------------------------------------------------------------
@@ -71,3 +79,59 @@ def test_prompts_and_layers_above_the_query_are_forced_too(options: dict[str, An
                 answers.append(adapters.generate(**given, **OPTIONS, prompt_mask=prompt_mask))
                 assert torch.equal(answers[-1], adapters.model.generate(**given, **OPTIONS))
         assert not torch.equal(*answers)
+
+
+# -- padding ------------------------------------------------------------------------------------------------
+
+
+def test_padding_is_that_of_the_call() -> None:
+    model, ids = made("llama"), left_padded()
+    model.generation_config.pad_token_id = None
+    for parameter in model.parameters():
+        parameter.data.mul_(6)  # so that other words follow where padding is attended to
+    adapters = SharedAdapters(model, r=2)
+    named = transformers.GenerationConfig(**OPTIONS, pad_token_id=0)
+    for options in ({**OPTIONS, "pad_token_id": 0}, {"generation_config": named}):
+        expected = model.generate(ids, **options)
+        assert not torch.equal(model.generate(ids, attention_mask=torch.ones_like(ids), **options), expected)
+        assert torch.equal(adapters.generate(ids, **options), expected)
+        assert torch.equal(adapters.generate(ids, attention_mask=None, **options), expected)
+
+
+@pytest.mark.parametrize(
+    "own, call, is_padding",
+    [
+        ({"pad_token_id": 0, "eos_token_id": 0}, {}, False),
+        ({"pad_token_id": 0, "eos_token_id": [1, 0]}, {}, False),
+        ({"pad_token_id": 0, "eos_token_id": 0}, {"eos_token_id": 1}, True),
+        ({"pad_token_id": 0, "eos_token_id": 0}, {"eos_token_id": None}, True),
+        ({"pad_token_id": 0, "eos_token_id": 1}, {"eos_token_id": 0}, False),
+        ({"pad_token_id": 0, "eos_token_id": 1}, {"eos_token_id": torch.tensor([1, 0])}, False),
+        ({"pad_token_id": 0, "eos_token_id": 1}, {"pad_token_id": None}, False),
+        ({"pad_token_id": None, "eos_token_id": 0}, {}, False),
+        ({"pad_token_id": 0, "eos_token_id": 1}, {"pad_token_id": 2}, False),
+    ],
+)
+def test_a_token_that_ends_texts_is_no_padding(own: dict[str, Any], call: dict[str, Any], is_padding: bool) -> None:
+    model, ids = made("llama"), left_padded()
+    for name, value in own.items():
+        setattr(model.generation_config, name, value)
+    masks = []
+    model.register_forward_pre_hook(
+        lambda _, args, inputs: masks.append(inputs.get("attention_mask")), with_kwargs=True
+    )
+    expected = model.generate(ids, **OPTIONS, **call)
+    own_mask = masks[0]
+    assert is_padding == (own_mask is not None and not bool(own_mask.all()))
+    masks.clear()
+    assert torch.equal(SharedAdapters(model, r=2).generate(ids, **OPTIONS, **call), expected)
+    assert (own_mask is None) == (masks[0] is None)
+    assert own_mask is None or torch.equal(own_mask, masks[0])
+
+
+def test_the_padding_of_the_call_does_not_route() -> None:
+    adapters, ids = filled("llama"), left_padded()
+    adapters.model.generation_config.pad_token_id = None
+    mask = ids.ne(0).long()
+    expected = adapters.generate(ids, attention_mask=mask, **OPTIONS, pad_token_id=0)
+    assert torch.equal(adapters.generate(ids, **OPTIONS, pad_token_id=0), expected)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from regard.adapters import training_state
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
+from regard.adapters.generation import default_mask
 from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading, execution_device
@@ -292,7 +293,8 @@ class AdapterModel(nn.Module):
         """
         if input_ids is not None:
             inputs["input_ids"] = input_ids
-            inputs.setdefault("attention_mask", self._padding(input_ids))
+            if inputs.get("attention_mask") is None:
+                inputs["attention_mask"] = default_mask(input_ids, inputs, self.model.generation_config)
         if not self._routing.is_active or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
             return self.model.generate(**inputs)
         plain = prompt_mask is None and not {"use_cache", "generation_config", "prefill_chunk_size"} & inputs.keys()
@@ -302,13 +304,6 @@ class AdapterModel(nn.Module):
             weights = self.routing_weights(prompt_mask=prompt_mask, **inputs)
         with self.use_weights(weights):
             return self.model.generate(**inputs)
-
-    def _padding(self, tokens: Tensor) -> Tensor:
-        """Return the attention mask that the model's `generate` makes by default."""
-        config = self.model.generation_config
-        eos = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        pad = None if config.pad_token_id in eos else config.pad_token_id
-        return torch.ones_like(tokens) if pad is None else tokens.ne(pad).long()
 
     def routing_weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the weights (row, adapter) that the router gives a batch; they sum to 1."""
