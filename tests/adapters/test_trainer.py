@@ -11,7 +11,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 from torch.testing import assert_close
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast, Trainer, TrainingArguments
+from transformers import (
+    BertModel,
+    DataCollatorForLanguageModeling,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainingArguments,
+)
 
 import regard
 from regard.adapters.shared import SharedAdapters
@@ -223,6 +232,27 @@ def test_the_best_checkpoint_comes_back_at_the_end(tmp_path: Path) -> None:
     trainer.train()
     best = min(entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
     assert trainer.evaluate()["eval_loss"] == best
+
+
+def test_predictions_are_generated_as_the_arguments_say(tmp_path: Path) -> None:
+    lengths = GenerationConfig(min_length=5, max_length=5, do_sample=False, decoder_start_token_id=0, pad_token_id=0)
+    options = {"predict_with_generate": True, "generation_config": lengths, "report_to": [], "use_cpu": True}
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), disable_tqdm=True, **options)
+    answers = []
+    for model in (made("t5"), SharedAdapters(made("t5"), r=2)):
+        trainer = Seq2SeqTrainer(model=model, args=arguments)
+        answers.append(trainer.predict(data("t5").remove_columns("source").with_format("torch")).predictions)
+    assert answers[0].shape == (8, 5)
+    assert (answers[0] == answers[1]).all()
+
+
+def test_a_generation_config_that_is_set_is_the_models() -> None:
+    adapters, config = SharedAdapters(made("llama"), r=2), GenerationConfig(max_new_tokens=3)
+    adapters.generation_config = config
+    assert adapters.generation_config is config
+    assert adapters.model.generation_config is config
+    assert adapters.unload().generation_config is config
+    assert not hasattr(SharedAdapters(BertModel(made("bert").config), r=2), "generation_config")
 
 
 @pytest.mark.parametrize("kind", ["lora", "prompt"])

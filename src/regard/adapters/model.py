@@ -260,6 +260,15 @@ class AdapterModel(nn.Module):
                 raise
             return getattr(self.model, name)
 
+    @property
+    def generation_config(self) -> Any:
+        """The model's, which `Seq2SeqTrainer` sets."""
+        return self.model.generation_config
+
+    @generation_config.setter
+    def generation_config(self, config: Any) -> None:
+        self.model.generation_config = config
+
     def get_extra_state(self) -> Tensor:
         """Return the names of the adapters as bytes for `state_dict`."""
         return training_state.as_bytes({"names": self.adapter_names})
