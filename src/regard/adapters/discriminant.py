@@ -45,6 +45,7 @@ class DiscriminantRouter(nn.Module):
             self.register_buffer("num_rows", torch.zeros(0))
             self.register_buffer("scatter", torch.zeros(width, width))
             self.register_buffer("degrees", torch.tensor(0.0))
+        self.names: tuple[str, ...] = ()  # of the adapters, for messages
         self._solved: tuple[Any, tuple[Tensor, Tensor, Tensor]] | None = None
 
     def reserve(self, blocks: int) -> None:
@@ -131,9 +132,9 @@ class DiscriminantRouter(nn.Module):
         used = int(self.count)
         means, unknown = _precise(self.means[:used]), (self.num_rows[:used] == 0).nonzero().flatten().tolist()
         if used > 1 and unknown:
+            name = self.names[unknown[0]] if unknown[0] < len(self.names) else f"adapter {unknown[0] + 1} of {used}"
             raise UserError(
-                f"router: expected rows of every adapter's task, got none for adapter {unknown[0] + 1} of {used}; "
-                "call fit_router(name, batches)"
+                f"router: expected rows of every adapter's task, got none for {name}; call fit_router(name, batches)"
             )
         center = means.mean(0)
         within = _precise(self.scatter) / self.degrees.clamp_min(1).to(means)

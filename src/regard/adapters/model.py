@@ -19,6 +19,7 @@ from regard.adapters.generation import default_mask
 from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading, execution_device
+from regard.adapters.options import LEARNT, LORA, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
 from regard.adapters.reflection import without
@@ -77,15 +78,15 @@ class AdapterModel(nn.Module):
         learnt: dict[str, Any] = {"router_hidden_size": router_hidden_size, "projection_order": projection_order}
         learnt["temperature"] = temperature
         if router == "discriminant":
-            _check_defaults(learnt, _LEARNT, "router='discriminant'")
-        _check_numbers(lora_alpha, temperature, dropout)
+            check_defaults(learnt, LEARNT, "router='discriminant'")
+        check_numbers(lora_alpha, temperature, dropout)
         layers = target_modules if isinstance(target_modules, str) else list(target_modules)
         lora = {"target_modules": layers, "detach_old": detach_old, "top_k": top_k, "dropout": dropout}
         options: dict[str, Any]
         if adapter_type == "lora":
             options = {"r": r, "lora_alpha": lora_alpha, **lora}
         else:
-            _check_defaults({**lora, "above_query": above_query}, _LORA, "adapter_type='prompt'")
+            check_defaults({**lora, "above_query": above_query}, LORA, "adapter_type='prompt'")
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
         reader, two_parts = find_reader(model)
         decoder_only = not two_parts and bool(model.can_generate())
@@ -163,7 +164,7 @@ class AdapterModel(nn.Module):
             self.router.use(index + 1)
         self._lineages[name] = entry
         self.added += 1
-        self._routing.changed()
+        self._changed()
         self.set_adapter(name)
         return index
 
@@ -182,9 +183,9 @@ class AdapterModel(nn.Module):
             self.freeze()
         self.pool.delete(index)
         self.router.delete(index)
-        self._reseed(1)
+        self.reseed(1)
         del self._lineages[name]
-        self._routing.changed()
+        self._changed()
 
     def knows(self, name: str) -> bool:
         """Return whether the router was given rows of an adapter's task."""
@@ -203,8 +204,8 @@ class AdapterModel(nn.Module):
         self.router.use(len(blocks))
         self._lineages = {name: dict(lineage) for name, lineage in blocks}
         self.added = added
-        self._reseed(added - len(blocks))
-        self._routing.changed()
+        self.reseed(added - len(blocks))
+        self._changed()
         self.freeze()
         if isinstance(self.pool, PromptAdapterPool):
             self.pool.prompts.folded.fill_(True)
@@ -223,11 +224,17 @@ class AdapterModel(nn.Module):
                 layer.weight.add_(delta.to(layer.weight.dtype))
         self.merged.append(merged)
 
-    def _reseed(self, removed: int) -> None:
+    def reseed(self, removed: int) -> None:
         """Change seeds, so that adapters at indices free again after a removal get new initial weights."""
         seeded = [self.router] if isinstance(self.router, SharedAttention) else []
         for part in (*self.pool.adapters, *seeded):
             part.seed += 1_000_003 * removed
+
+    def _changed(self) -> None:
+        """Take note of adapters that were added or removed."""
+        self._routing.changed()
+        if not isinstance(self.router, SharedAttention):
+            self.router.names = self.adapter_names
 
     def set_adapter(self, name: str) -> None:
         """Train only this adapter, with its key and the shared maps of a learnt router."""
@@ -369,26 +376,3 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     check_choice("adapter_type", adapter_type, BLOCKS)
     if adapter_type == "prompt" and model.get_input_embeddings().weight.is_meta:
         raise UserError("adapter_type: expected 'lora' with input embeddings that are off-loaded, got 'prompt'")
-
-
-_LORA = {"target_modules": "auto", "above_query": False, "detach_old": False, "top_k": None, "dropout": 0.0}
-_LEARNT = {"router_hidden_size": 100, "projection_order": "published", "temperature": None}
-"""Defaults of options that are read with LoRA adapters, and with a learnt router, alone."""
-
-
-def _check_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any], condition: str) -> None:
-    for name, value in options.items():
-        if value != defaults[name]:
-            raise UserError(f"{name}: expected {defaults[name]!r} with {condition}, got {value!r}")
-
-
-def _check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
-    for name, value in (("lora_alpha", lora_alpha), ("temperature", 1 if temperature is None else temperature)):
-        if not (_is_number(value) and 0 < value < float("inf")):
-            raise UserError(f"{name}: expected a number above 0, got {value!r}")
-    if not (_is_number(dropout) and 0 <= dropout < 1):
-        raise UserError(f"dropout: expected a number from 0 to below 1, got {dropout!r}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

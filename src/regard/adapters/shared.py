@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,13 @@ from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.model import AdapterModel, MergedAdapter
+from regard.adapters.new_adapter import new_adapter
 from regard.adapters.router_warmup import PastTask, learn_task
 from regard.adapters.task_training import (
     BatchesOnDevice,
     TaskFit,
     TrainingOptions,
+    check_batch,
     own_weight,
     train_adapter,
     train_mode,
@@ -115,8 +118,9 @@ class SharedAdapters(AdapterModel):
             Losses of the steps, mean weights of own adapters, and seconds.
 
         Raises:
-            UserError: Batches have no length or no labels, an option cannot be, or a loss or gradient is not finite;
-                then the adapter is there, trained so far.
+            UserError: Batches have no length or no labels, an option cannot be, or a loss or gradient is not finite.
+
+        After an error, also an interruption, a new adapter is there if a step has trained it, and else is not.
         """
         start, device = time.monotonic(), self.router.count.device
         plan = TrainingOptions(
@@ -130,23 +134,27 @@ class SharedAdapters(AdapterModel):
         checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
         for task in checked.keys() - {name}:
             self.index_of(task)
-        if name in self.adapter_names:
-            self.set_adapter(name)
-        else:
-            self.add_adapter(name)
-        if isinstance(self.router, DiscriminantRouter):
-            if not self.knows(name):
-                self.fit_router(name, moved)
-        else:
-            self._warm_up(self.router, name, moved)
-        trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-        with train_mode(self):
-            count = partial(self._count_batch_losses, of_model=loss is None)
-            losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count)
+        with self._open(name):
+            if isinstance(self.router, DiscriminantRouter):
+                if not self.knows(name):
+                    self.fit_router(name, moved)
+            else:
+                self._warm_up(self.router, name, moved)
+            trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+            with train_mode(self):
+                count = partial(self._count_batch_losses, of_model=loss is None)
+                losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count)
         own_weights = {}
         for task, rows in checked.items():
             own_weights[task] = own_weight(task, self.adapter_names, self.usage(rows))
         return TaskFit(losses, own_weights, time.monotonic() - start)
+
+    def _open(self, name: str) -> AbstractContextManager[None]:
+        """Open an adapter; a new one is gone after an error before its first step."""
+        if name not in self.adapter_names:
+            return new_adapter(self, name)
+        self.set_adapter(name)
+        return nullcontext()
 
     def _count_batch_losses(self, batch: Mapping[str, Any], *, of_model: bool) -> int:
         """Return how many losses the mean of a batch is of: rows, with a loss of one's own."""
@@ -189,7 +197,7 @@ class SharedAdapters(AdapterModel):
 
     def _all_vectors(self, batches: Batches) -> Tensor:
         with torch.no_grad():
-            vectors = [self.query_vectors(**batch) for batch in batches]
+            vectors = [self.query_vectors(**check_batch(batch)) for batch in batches]
         if not vectors:
             raise UserError("batches: expected at least one, got none")
         return torch.cat(vectors)
@@ -328,7 +336,7 @@ class SharedAdapters(AdapterModel):
     def _weights(self, batches: Batches) -> Tensor:
         _check_batches(batches)
         with eval_mode(self):
-            weights = [self.routing_weights(**batch).double().cpu() for batch in batches]
+            weights = [self.routing_weights(**check_batch(batch)).double().cpu() for batch in batches]
         if not weights:
             raise UserError("batches: expected at least one, got none")
         return torch.cat(weights)

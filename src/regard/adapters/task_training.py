@@ -112,7 +112,16 @@ class BatchesOnDevice:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for batch in self.batches:
-            yield {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in batch.items()}
+            named = check_batch(batch).items()
+            yield {name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in named}
+
+
+def check_batch(batch: Any) -> Mapping[str, Any]:
+    """Return a batch, if it is the inputs of a model by name."""
+    if not isinstance(batch, Mapping):
+        got = type(batch).__name__
+        raise UserError(f"batches: expected the model's inputs by name in each, as a dict, got {got}")
+    return batch
 
 
 def own_weight(name: str, names: Sequence[str], means: Tensor) -> float:
