@@ -75,6 +75,7 @@ class PromptAdapterPool(AdapterPool):
         self._prefix: _Prefix | None = None
         self._reader_arguments = frozenset(inspect.signature(self.reader.forward).parameters)
         self._keeps_prompt_states, self._cut = decoder is not None, 0
+        self._padding: Tensor | None = None  # number of tokens before the prompt in each row, None for none
         self._handles = [
             self.reader.register_forward_pre_hook(self._before_reader, with_kwargs=True),
             self.reader.register_forward_hook(self._after_reader),
@@ -128,6 +129,7 @@ class PromptAdapterPool(AdapterPool):
         cache = inputs.get("past_key_values")
         num_cached = 0 if cache is None else int(cache.get_seq_length())
         self._check(inputs, prefix, num_cached, text.shape[1])
+        self._padding = _left_padding(inputs.get("attention_mask"))
         if not num_cached:
             self._prepend(inputs, prefix)
         return (), inputs | self._mask_and_positions(inputs, prefix, text.shape[1], num_cached)
@@ -136,10 +138,12 @@ class PromptAdapterPool(AdapterPool):
         length, ids = prefix.prompts.shape[1], inputs.pop("input_ids", None)
         embedded = inputs.get("inputs_embeds")
         embedded = self.reader.get_input_embeddings()(ids) if embedded is None else embedded
-        inputs["inputs_embeds"] = torch.cat([prefix.prompts.to(embedded), embedded], 1)
+        inputs["inputs_embeds"] = _join(prefix.prompts.to(embedded), embedded, self._padding)
         token_types = inputs.get("token_type_ids")
         if token_types is not None:
-            inputs["token_type_ids"] = torch.cat([token_types.new_zeros(len(token_types), length), token_types], 1)
+            inputs["token_type_ids"] = _join(
+                token_types.new_zeros(len(token_types), length), token_types, self._padding
+            )
         self._cut = 0 if self._keeps_prompt_states else length
 
     def _mask_and_positions(
@@ -156,10 +160,11 @@ class PromptAdapterPool(AdapterPool):
         if mask is not None or real is not None:
             num_text = num_cached - length + tokens if num_cached else tokens
             text_mask = torch.ones(rows, num_text, device=device) if mask is None else mask
-            updates["attention_mask"] = torch.cat([prefix_mask.to(text_mask.dtype), text_mask], 1)
+            updates["attention_mask"] = _join(prefix_mask.to(text_mask.dtype), text_mask, self._padding)
         if positions is not None:
-            before = [] if num_cached else [self._count_positions(prefix_mask)]
-            updates["position_ids"] = torch.cat([*before, positions + prefix_mask.sum(1, keepdim=True)], 1)
+            shifted = positions + prefix_mask.sum(1, keepdim=True)
+            before = self._count_positions(prefix_mask)
+            updates["position_ids"] = shifted if num_cached else _join(before, shifted, self._padding)
         elif "position_ids" in self._reader_arguments and (real is not None or _has_left_padding(mask)):
             count = tokens + (0 if num_cached else length)
             updates["position_ids"] = self._count_positions(updates["attention_mask"])[:, -count:]
@@ -173,10 +178,15 @@ class PromptAdapterPool(AdapterPool):
         length, mask, reader = prefix.prompts.shape[1], inputs.get("attention_mask"), type(self.reader).__name__
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
+        cache_given = inputs.get("past_key_values") is not None
         if inputs.get("drop_first") or inputs.get("cache_params") is not None:
             raise UserError(f"model: expected one whose first token is the text's own, and a usual cache, got {reader}")
         if num_cached and mask is not None and mask.shape[1] + length != num_cached + tokens:
             raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
+        if not num_cached and cache_given and mask is not None and not bool(mask.any(1).all()):
+            raise UserError(
+                "attention_mask: expected a word of each row with the first tokens, got padding alone in one"
+            )
         if not num_cached and self.limit is not None and length + tokens > self.limit:
             raise check_prompt_fits(tokens, self.limit - length, length)
         if "position_ids" in self._reader_arguments:
@@ -191,13 +201,21 @@ class PromptAdapterPool(AdapterPool):
         if not length:
             return output
         if isinstance(output, tuple):
-            return (output[0][:, length:], *output[1:])
-        output.last_hidden_state = output.last_hidden_state[:, length:]
+            return (self._text_of(output[0], length), *output[1:])
+        output.last_hidden_state = self._text_of(output.last_hidden_state, length)
         if getattr(output, "hidden_states", None) is not None:
-            output.hidden_states = tuple(states[:, length:] for states in output.hidden_states)
+            output.hidden_states = tuple(self._text_of(states, length) for states in output.hidden_states)
         if getattr(output, "pooler_output", None) is not None:
             output.pooler_output = module.pooler(output.last_hidden_state)  # type: ignore[operator]
         return output
+
+    def _text_of(self, states: Tensor, length: int) -> Tensor:
+        """Return the states of the text, without those of the prompt."""
+        if self._padding is None:
+            return states[:, length:]
+        places = torch.arange(states.shape[1] - length, device=states.device)
+        behind = places >= self._padding.to(states.device)[:, None]
+        return _take(states, places + length * behind)
 
     def _before_decoder(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Let the decoder attend to the states of the prompts."""
@@ -208,11 +226,31 @@ class PromptAdapterPool(AdapterPool):
         if prefix is None or states.shape[1] != mask.shape[1] + prefix.prompts.shape[1]:
             return None
         prefix_mask = mask.new_ones(prefix.prompts.shape[:2]) if prefix.mask is None else prefix.mask.to(mask.dtype)
-        return args, {**kwargs, "encoder_attention_mask": torch.cat([prefix_mask, mask], 1)}
+        return args, {**kwargs, "encoder_attention_mask": _join(prefix_mask, mask, _left_padding(mask))}
 
 
 def _has_left_padding(mask: Tensor | None) -> bool:
     return mask is not None and not bool(mask[:, 0].all())
+
+
+def _left_padding(mask: Tensor | None) -> Tensor | None:
+    """Return the number of tokens of padding before each row's first word (row,), None if no row has some."""
+    return (mask.cumsum(1) == 0).sum(1) if mask is not None and _has_left_padding(mask) else None
+
+
+def _join(prefix: Tensor, text: Tensor, padding: Tensor | None) -> Tensor:
+    """Put a prefix (row, token, …) before each row's text, behind so many tokens of padding (row,)."""
+    joined, length = torch.cat([prefix, text], 1), prefix.shape[1]
+    if padding is None:
+        return joined
+    places, ends = torch.arange(joined.shape[1], device=joined.device), padding.to(joined.device)[:, None]
+    source = torch.where(places < ends, places + length, torch.where(places < ends + length, places - ends, places))
+    return _take(joined, source)
+
+
+def _take(values: Tensor, places: Tensor) -> Tensor:
+    """Return of values (row, token, …) those at places (row, token)."""
+    return values[torch.arange(len(values), device=values.device)[:, None], places]
 
 
 def _repeat_rows(tensor: Tensor, rows: int) -> Tensor:
