@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -137,6 +138,47 @@ def test_a_merged_block_is_saved_and_merged_again(tmp_path: Path) -> None:
     nothing = SharedAdapters.from_pretrained(made("gpt2"), tmp_path / "all")
     assert nothing.adapter_names == ()
     assert_close(logits(nothing, batch), logits(loaded, batch), atol=1e-5, rtol=1e-4)
+
+
+def tied(kind: str) -> SharedAdapters:
+    """Adapters in layers whose weight others have too: adapted ones, frozen ones, or embeddings."""
+    if kind == "blocks":  # two attention layers of one weight, which both get an adapter
+        sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 4}
+        sizes |= {"num_attention_heads": 2, "mamba_d_state": 4, "mamba_ngroups": 1, "n_mamba_heads": 2}
+        sizes |= {"mamba_headdim": 16, "num_mem_blocks": 1, "use_mamba_kernels": False, "adapter_rank": 2}
+        layers: Any = {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "hybrid_layer_ids": [1, 3]}
+        return SharedAdapters(transformers.Zamba2ForCausalLM(transformers.Zamba2Config(**sizes, **layers)).eval(), r=2)
+    model = made("llama")
+    first, second = (layer.self_attn for layer in model.model.layers)
+    if kind == "weights":
+        second.q_proj.weight = first.q_proj.weight
+        return SharedAdapters(model, r=2, target_modules=["model.layers.0.self_attn.q_proj"])
+    if kind == "module":
+        second.q_proj = first.q_proj
+        return SharedAdapters(model, r=2)
+    model.lm_head.weight = model.model.embed_tokens.weight
+    return SharedAdapters(model, r=2, target_modules=["lm_head"] if kind == "embeddings" else "auto")
+
+
+@pytest.mark.parametrize("kind", ["blocks", "weights", "module", "embeddings"])
+def test_nothing_is_merged_into_a_weight_that_other_layers_have(kind: str) -> None:
+    adapters = tied(kind)
+    adapters.add_adapter("one")
+    fill(adapters)
+    before = [value.clone() for value in adapters.model.parameters()]
+    with pytest.raises(UserError, match="model: expected adapted layers with weights of their own to merge into, got"):
+        adapters.merge("one")
+    assert adapters.adapter_names == ("one",)
+    assert all(torch.equal(value, old) for value, old in zip(adapters.model.parameters(), before, strict=True))
+
+
+def test_a_merge_does_not_mind_other_weights_that_are_tied() -> None:
+    adapters, batch = tied("other"), rows("llama")
+    adapters.add_adapter("one")
+    fill(adapters)
+    expected = logits(adapters, batch)
+    adapters.merge("one")
+    assert_close(logits(adapters, batch), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_one_batch_is_no_list() -> None:

@@ -1,7 +1,8 @@
 """A pool of LoRA adapters beside the layers of a model."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -88,6 +89,13 @@ class LoraAdapterPool(AdapterPool):
     def remove(self) -> None:
         for name, layer in self.layers.items():
             self.model.set_submodule(name, layer.base_layer)
+
+
+def tied_layers(model: nn.Module, layers: Mapping[str, MixedLayer]) -> list[str]:
+    """Return the names of adapted layers whose weight other layers of the model have too."""
+    parents = Counter(id(child) for module in model.modules() for child in module.children())
+    owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
+    return [name for name, layer in layers.items() if owners[id(layer.weight)] > 1 or parents[id(layer.base_layer)] > 1]
 
 
 def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:

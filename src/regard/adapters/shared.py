@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.lora_pool import tied_layers
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.new_adapter import new_adapter
 from regard.adapters.router_warmup import PastTask, learn_task
@@ -280,8 +281,14 @@ class SharedAdapters(AdapterModel):
 
         If every row gave the adapter that weight, outputs change only because the other weights sum to 1 again. The
         adapter is still saved by `save_pretrained`, whose files belong to the unchanged base.
+
+        Raises:
+            UserError: An adapted layer shares its weight with another, or its weight cannot be added to.
         """
         index = self.index_of(name)
+        if tied := tied_layers(self.model, self.layers("merge")):
+            expected = "expected adapted layers with weights of their own to merge into"
+            raise UserError(f"model: {expected}, got one that other layers have too in {tied[0]}")
         for layer, mixed in self.layers("merge").items():
             if mixed.weight.is_meta:
                 raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
