@@ -1,10 +1,12 @@
 """The head of a model with adapters, which the hash of its base does not cover."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from regard.adapters.off_loading import stored_tensor
+from regard.errors import UserError, warn_user
 
 
 def head_names(adapters: Any) -> dict[str, bool]:
@@ -22,6 +24,38 @@ def head_names(adapters: Any) -> dict[str, bool]:
         for name, value in adapters.model.named_parameters()
         if id(value) not in known and (value.requires_grad or (id(value) not in large and value.is_floating_point()))
     }
+
+
+def trained_base(adapters: Any) -> list[str]:
+    """Return the names of parameters of the base that require gradients, which are saved nowhere.
+
+    Output embeddings that are tied to those of the input are among them.
+    """
+    own = {id(parameter) for part in adapters.pool.adapters for parameter in part.parameters()}
+    base = {id(parameter) for parameter in adapters.model.base_model.parameters()} - own
+    named = adapters.model.named_parameters()
+    return [name for name, value in named if value.requires_grad and id(value) in base]
+
+
+def check_frozen_base(adapters: Any) -> None:
+    """Refuse to train weights of the base beside adapters."""
+    if names := trained_base(adapters):
+        expected = "expected a frozen base, since adapters are saved without it"
+        raise UserError(f"model: {expected}, got {', '.join(names[:3])} that would train{_told_tied(adapters, names)}")
+
+
+def warn_of_trained_base(adapters: Any, option: str) -> None:
+    """Warn that a folder lacks weights of the base that have trained."""
+    if names := trained_base(adapters):
+        told = _told_tied(adapters, names)
+        warn_user(f"{option}: the folder lacks {', '.join(names[:3])}, which are of the base and train{told}")
+
+
+def _told_tied(adapters: Any, names: Sequence[str]) -> str:
+    """Return what to say of names among which are tied output embeddings."""
+    output = adapters.model.get_output_embeddings()
+    tied = output is not None and any(adapters.model.get_parameter(name) is output.weight for name in names)
+    return "; the output embeddings are tied to it (tie_word_embeddings)" if tied else ""
 
 
 def read_head(adapters: Any, name: str) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.adapters import saving
 from regard.adapters.base_identity import BaseIdentity
 from regard.adapters.discriminant import DiscriminantRouter
-from regard.adapters.head import head_names
+from regard.adapters.head import head_names, warn_of_trained_base
 from regard.adapters.lora import LoraAdapters
 from regard.adapters.merging import LoraFactors
 from regard.adapters.model import AdapterModel
@@ -99,7 +99,8 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
 
 
 def _warn_of_head(adapters: AdapterModel) -> None:
-    """Warn that PEFT needs a base with the head that was trained beside the adapters."""
+    """Warn that PEFT needs a base with what was trained beside the adapters."""
+    warn_of_trained_base(adapters, "export")
     if head := [name for name, trains in head_names(adapters).items() if trains]:
         names = ", ".join(head)
         warn_user(f"export: the folder lacks the trained head {names}; give it to the base of PEFT")

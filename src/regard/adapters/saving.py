@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
-from regard.adapters.head import head_names, read_head
+from regard.adapters.head import head_names, read_head, warn_of_trained_base
 from regard.adapters.lora import MixedLayer, weight_shape
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.model import AdapterModel, MergedAdapter
@@ -43,6 +43,7 @@ def save(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path:
     if not adapters.adapter_names and not adapters.merged:
         raise UserError("adapters: expected at least one to save, got none; add one")
     adapters.keep_in_memory()
+    warn_of_trained_base(adapters, OPTION)
     base = base_of(adapters)
     blocks = [{"name": name, "lineage": lineage_of(base, lineage)} for name, lineage in adapters.provenance.items()]
     merged = [

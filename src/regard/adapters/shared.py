@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.head import check_frozen_base
 from regard.adapters.lora_pool import tied_layers
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.new_adapter import new_adapter
@@ -119,7 +120,8 @@ class SharedAdapters(AdapterModel):
             Losses of the steps, mean weights of own adapters, and seconds.
 
         Raises:
-            UserError: Batches have no length or no labels, an option cannot be, or a loss or gradient is not finite.
+            UserError: Batches have no length or no labels, an option cannot be, a weight of the base requires
+                gradients, or a loss or gradient is not finite.
 
         After an error, also an interruption, a new adapter is there if a step has trained it, and else is not.
         """
@@ -133,6 +135,7 @@ class SharedAdapters(AdapterModel):
         )
         moved = BatchesOnDevice(batches, device)
         checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
+        check_frozen_base(self)
         for task in checked.keys() - {name}:
             self.index_of(task)
         with self._open(name):
