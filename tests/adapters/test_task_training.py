@@ -338,6 +338,23 @@ def test_what_the_callback_cannot_do_is_refused(tmp_path: Path) -> None:
         regard.GateCallback(max_rows=0)
 
 
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_labels_that_mark_the_prompt_are_not_smoothed(family: str, tmp_path: Path) -> None:
+    """The Trainer takes them out of the batch: answers would route, and predict themselves."""
+    adapters = SharedAdapters(made(family), r=4)
+    adapters.add_adapter("one")
+    options: Any = {"max_steps": 1, "label_smoothing_factor": 0.1}
+    trainer = trainer_of(
+        adapters, "bert" if family == "bert" else "llama", 0, tmp_path, regard.GateCallback(), **options
+    )
+    if family != "llama":
+        trainer.train()
+        return
+    with pytest.raises(UserError, match=r"^label_smoothing_factor: expected 0 with a decoder-only model, .* got 0\.1$"):
+        trainer.train()
+    assert not adapters.knows("one")
+
+
 class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
     """Rows without a length."""
 

@@ -31,7 +31,8 @@ class GateCallback(TrainerCallback):
         max_rows: Number of rows to read at most, evenly from the data set.
 
     Raises:
-        UserError: The Trainer has no `SharedAdapters`, none of them is open, or its data set has no length.
+        UserError: The Trainer has no `SharedAdapters`, none of them is open, its data set has no length, or it smooths
+            the labels of a decoder-only model.
     """
 
     def __init__(self, max_rows: int = 10_000) -> None:
@@ -40,6 +41,7 @@ class GateCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         adapters, name = _open_adapter(kwargs["model"])
+        _check_smoothing(args, adapters)
         if isinstance(adapters.router, DiscriminantRouter) and not adapters.knows(name):
             with torch.random.fork_rng(devices=[]):
                 adapters.fit_router(name, self._batches(args, adapters, kwargs["train_dataloader"]))
@@ -60,6 +62,17 @@ class GateCallback(TrainerCallback):
         rows = Subset(dataset, range(0, len(dataset), ceil(len(dataset) / self.max_rows)))
         batches: Any = DataLoader(rows, batch_size=args.eval_batch_size, collate_fn=loader.collate_fn)
         return BatchesOnDevice(batches, adapters.router.count.device)
+
+
+def _check_smoothing(args: Any, adapters: SharedAdapters) -> None:
+    """Refuse label smoothing where labels tell prompts from answers: the Trainer takes them away before the model.
+
+    It would not shift them either, since it knows a causal model by its class.
+    """
+    is_decoder = adapters.model.can_generate() and not adapters.model.config.is_encoder_decoder
+    if args.label_smoothing_factor and is_decoder:
+        expected = "label_smoothing_factor: expected 0 with a decoder-only model, whose labels mark the prompt"
+        raise UserError(f"{expected}, got {args.label_smoothing_factor:g}")
 
 
 def _open_adapter(model: Any) -> tuple[SharedAdapters, str]:
