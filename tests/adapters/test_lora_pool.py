@@ -333,13 +333,15 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
     with pytest.raises(
         UserError, match=r"target_modules: expected none of query_proj, .* target_modules=value_proj is possible"
     ):
-        LoraAdapterPool(found, by_row=True)
-    pool = LoraAdapterPool(found, target_modules="value_proj", r=2, by_row=True)
+        LoraAdapterPool(found, target_modules="query_proj,value_proj", by_row=True)
+    pool = LoraAdapterPool(found, r=2, by_row=True)
+    assert list(pool.layers) == ["encoder.layer.0.attention.self.value_proj"]
     pool.reserve(2)
     with pool.use_weights(torch.full((3, 2), 0.5)), torch.no_grad():
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
     pool.remove()
     pool = LoraAdapterPool(found, r=2)
+    assert len(pool.layers) == 2
     pool.reserve(2)
     with pool.use_weights(torch.full((2,), 0.5)), torch.no_grad():  # the same for all rows: there it is possible
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)

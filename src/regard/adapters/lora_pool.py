@@ -44,7 +44,7 @@ class LoraAdapterPool(AdapterPool):
         check_int("r", r, least=1)
         if top_k is not None:
             check_int("top_k", top_k, least=1)
-        names = target_layers(model, target_modules)
+        names = target_layers(model, target_modules, by_row=by_row)
         if by_row:
             _check_only_tokens(model, names)
         for name in names:
@@ -98,14 +98,18 @@ def tied_layers(model: nn.Module, layers: Mapping[str, MixedLayer]) -> list[str]
     return [name for name, layer in layers.items() if owners[id(layer.weight)] > 1 or parents[id(layer.base_layer)] > 1]
 
 
-def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
-    """Return the full names of the targeted layers, in the order of the model."""
+def target_layers(model: nn.Module, targets: str | Sequence[str], *, by_row: bool = False) -> list[str]:
+    """Return the full names of the targeted layers, in the order of the model.
+
+    With `by_row` "auto" leaves out those that read other things than rows, such as DeBERTa's relative positions.
+    """
     linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
     types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
     present = f"the model has {', '.join(types[:40]) or 'none'}"
     if targets == "auto":
         if layers := query_value_layers(model, linear):
-            return layers
+            shared = _reading_positions(model, layers) if by_row else []
+            return [name for name in layers if name not in shared]
         raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:
@@ -117,13 +121,19 @@ def target_layers(model: nn.Module, targets: str | Sequence[str]) -> list[str]:
 
 
 def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:
-    """Check that no layer reads DeBERTa's relative positions (`share_att_key`), which are no rows to weight."""
-    shared = sorted({name.rsplit(".", 1)[-1] for name in names} & {"query_proj", "key_proj"})
-    if shared and getattr(getattr(model, "config", None), "share_att_key", False):
+    """Check that no layer reads relative positions, which are no rows to weight."""
+    if shared := sorted({name.rsplit(".", 1)[-1] for name in _reading_positions(model, names)}):
         raise UserError(
             f"target_modules: expected none of {', '.join(shared)}, which this model uses for relative positions "
             "as well as for tokens (share_att_key); target_modules=value_proj is possible"
         )
+
+
+def _reading_positions(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the layers that read DeBERTa's relative positions as well as tokens (`share_att_key`)."""
+    if not getattr(getattr(model, "config", None), "share_att_key", False):
+        return []
+    return [name for name in names if name.rsplit(".", 1)[-1] in ("query_proj", "key_proj")]
 
 
 def _matches(name: str, target: str) -> bool:

@@ -32,7 +32,7 @@ def layers_above(model: nn.Module, query_reader: QueryReader, targets: str | Seq
     """Return the full names of the targeted layers that run after all layers that query vectors are read of."""
     if not (isinstance(query_reader, StateReader) and query_reader.blocks):
         raise UserError("above_query: expected false, since no layers of their own are read before others")
-    names = target_layers(model, targets)
+    names = target_layers(model, targets, by_row=True)
     above = [name for name in names if not query_reader.reads(model.get_submodule(name))]
     if not above:
         last = query_reader.layers[-1]
