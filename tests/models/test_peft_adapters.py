@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -132,6 +133,11 @@ def test_what_is_no_adapter_of_the_model_is_refused(saved: Saved, tmp_path: Path
         assert "does not fit the model" in refusal(other, adapter=str(folder))
     assert "expected none with" in refusal(folder, adapter=str(folder))
     assert "expected a folder with adapter_config.json" in refusal(base, adapter=str(other))
+    for name in ("two", "one"):
+        shutil.copytree(folder, tmp_path / "set" / name)
+    assert f"expected one of the folders in '{tmp_path / 'set'}' (one, two), got all" in refusal(
+        base, adapter=str(tmp_path / "set")
+    )
     assert "random weights" in refusal(base, adapter=str(folder), random_weights=True)
     config = json.loads((folder / "adapter_config.json").read_text())
     (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))

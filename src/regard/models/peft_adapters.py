@@ -34,6 +34,10 @@ def is_adapter(folder: Path) -> bool:
 
 def find_adapter_folder(name: str) -> Path:
     """Return the folder of an adapter on disk or on the hub. Raises UserError."""
+    given = Path(name).expanduser()
+    names = sorted(path.parent.name for path in given.glob(f"*/{CONFIG}"))
+    if names and not any((given / file).is_file() for file in (CONFIG, "config.json")):
+        raise UserError(f"adapter: expected one of the folders in '{name}' ({', '.join(names)}), got all of them")
     with naming_option("adapter", instead_of="model"):
         folder = find_model_folder(name)
     if not (folder / CONFIG).is_file():
