@@ -63,3 +63,32 @@ def test_adapters_and_a_head_are_not_of_the_base(options: dict[str, Any], tmp_pa
     adapters.fit_task("one", batches("llama", 0)[:1], epochs=1)
     assert not torch.equal(adapters.lm_head.weight, before)
     adapters.save_pretrained(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_a_pooler_that_the_files_lack_is_kept_with_the_head(opened: bool, tmp_path: Path) -> None:
+    """A BERT that was saved as a masked language model has none: each load of a classifier makes another."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.BertConfig(vocab_size=40, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "base")
+
+    def classifier(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return transformers.BertForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=3).eval()
+
+    adapters = SharedAdapters(classifier(1), r=2)
+    adapters.classifier.requires_grad_(True)
+    adapters.model.bert.pooler.requires_grad_(opened)
+    rows = {"input_ids": torch.randint(5, 40, (4, 6)), "attention_mask": torch.ones(4, 6, dtype=torch.long)}
+    before = adapters.model.bert.pooler.dense.weight.detach().clone()
+    adapters.fit_task("one", [{**rows, "labels": torch.tensor([0, 1, 2, 0])}], learning_rate=1e-2)
+    assert torch.equal(before, adapters.model.bert.pooler.dense.weight) is not opened
+    adapters.save_pretrained(tmp_path / "saved")
+    again = SharedAdapters.from_pretrained(classifier(2), tmp_path / "saved")
+    with torch.no_grad():
+        assert torch.equal(again.eval()(**rows).logits, adapters.eval()(**rows).logits)
+    other = classifier(3)
+    with torch.no_grad():
+        other.bert.encoder.layer[0].output.dense.weight.mul_(2)
+    with pytest.raises(UserError, match="base"):
+        SharedAdapters.from_pretrained(other, tmp_path / "saved")

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.off_loading import stored_tensor
 from regard.adapters.prompt_adapters import PromptAdapters
-from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files
+from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_names
 from regard.runs.integrity import sha256_of_json
 
 Kind = Literal["files", "weights"]
@@ -96,13 +96,29 @@ def _state(model: PreTrainedModel) -> list[Any] | None:
 
 def _identify(model: PreTrainedModel, kind: Kind) -> BaseIdentity:
     if kind == "files" and (files := find_base_files(model)):
-        weights = list(_weights(model))
+        fresh = {id(value) for value in fresh_pooler(model)}
+        weights = [weight for weight in _weights(model) if id(weight.value) not in fresh]
         halves = any(weight.value.dtype == torch.float16 for weight in weights)
         described = describe_files(files, "float16" if halves else "bfloat16")
         if _are_of(weights, described, is_quantized=bool(getattr(model, "is_quantized", False))):
             names = sorted(name for name in described.tensors if any(name in weight.names for weight in weights))
             return BaseIdentity(sha256_of_json([described.sha256, names]), "files")  # a part is another base
     return BaseIdentity(base_sha256(model), "weights")
+
+
+def fresh_pooler(model: PreTrainedModel) -> list[nn.Parameter]:
+    """Return the parameters of a pooler that the files of a classifier's base lack: they belong to its head.
+
+    Such a base was saved without it, as a masked language model is: each load makes another.
+    """
+    pooler = getattr(model.base_model, "pooler", None)
+    if model.base_model is model or not isinstance(pooler, nn.Module):
+        return []
+    parameters = list(pooler.named_parameters())
+    stored = tensor_names(find_base_files(model)) if parameters else set()
+    prefix = f"{model.base_model_prefix}."
+    own = {full for name, _ in parameters for full in (f"pooler.{name}", f"{prefix}pooler.{name}")}
+    return [value for _, value in parameters] if stored and not stored & own else []
 
 
 def _weights(model: PreTrainedModel) -> Iterator[BaseWeight]:

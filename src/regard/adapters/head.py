@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.adapters.base_identity import fresh_pooler
 from regard.adapters.off_loading import stored_tensor
 from regard.errors import UserError, warn_user
 
@@ -15,8 +16,7 @@ def head_names(adapters: Any) -> dict[str, bool]:
     Those that do not train belong to it as well: fresh ones, such as the pooler of a classifier, are others after each
     load. Frozen output embeddings do not: they are large, and come with the base.
     """
-    parts = (adapters.model.base_model, *adapters.pool.adapters)
-    known = {id(parameter) for part in parts for parameter in part.parameters()}
+    known = _base_ids(adapters) | _adapter_ids(adapters)
     output = adapters.model.get_output_embeddings()
     large = set() if output is None else {id(parameter) for parameter in output.parameters()}
     return {
@@ -31,10 +31,19 @@ def trained_base(adapters: Any) -> list[str]:
 
     Output embeddings that are tied to those of the input are among them.
     """
-    own = {id(parameter) for part in adapters.pool.adapters for parameter in part.parameters()}
-    base = {id(parameter) for parameter in adapters.model.base_model.parameters()} - own
+    base = _base_ids(adapters) - _adapter_ids(adapters)
     named = adapters.model.named_parameters()
     return [name for name, value in named if value.requires_grad and id(value) in base]
+
+
+def _base_ids(adapters: Any) -> set[int]:
+    """Return the identities of the base's parameters, without a pooler that its files lack."""
+    parameters = {id(parameter) for parameter in adapters.model.base_model.parameters()}
+    return parameters - {id(parameter) for parameter in fresh_pooler(adapters.model)}
+
+
+def _adapter_ids(adapters: Any) -> set[int]:
+    return {id(parameter) for part in adapters.pool.adapters for parameter in part.parameters()}
 
 
 def check_frozen_base(adapters: Any) -> None:

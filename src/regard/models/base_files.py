@@ -146,6 +146,14 @@ def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16", cache
     return described
 
 
+def tensor_names(files: Sequence[Path]) -> set[str]:
+    """Return the names of the tensors in files, read from their headers; none where one cannot be read."""
+    try:
+        return {name for path in files for name, _, _ in _read_header(path)}
+    except (OSError, ValueError):
+        return set()
+
+
 def _read_record(path: Path) -> BaseFiles | None:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
