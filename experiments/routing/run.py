@@ -49,7 +49,7 @@ ROWS: dict[str, Row] = {
     "sapt, above the query": Row("sapt", {"above_query": True}),
     "sapt, learnt router": Row("sapt", LEARNT),
     REPLAY: Row("replay-lora", {"memory_size": 50}),
-    "epi": Row("epi"),
+    "epi": Row("epi", {"shrinkage": 0.0}),
     "merge-linear": Row("merge-linear"),
     "merge-ties": Row("merge-ties"),
     "merge-dare": Row("merge-dare"),

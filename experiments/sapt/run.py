@@ -99,7 +99,7 @@ ROWS: dict[str, Row] = {
     "seekr": Row("seekr"),
     "osf": Row("osf", rate=1e-4),
     "l2p": Row("l2p", {"learning_rate": 2e-3}),
-    "epi": Row("epi"),
+    "epi": Row("epi", {"shrinkage": 0.0}),
     "progprompt": Row("progprompt", {"num_virtual_tokens": 5, "learning_rate": 1e-2}),
     "separate": Row("separate", lora=True),
     "joint": Row("joint", lora=True),

@@ -81,8 +81,9 @@ def test_whitening_is_half_of_a_pseudo_inverse(rows: int, shrinkage: float) -> N
     np.testing.assert_allclose((whitening @ whitening.T).numpy(), np.linalg.pinv(moved, rcond=1e-6), atol=1e-9)
 
 
-def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks() -> None:
-    learner, _ = made()
+@pytest.mark.parametrize("shrinkage", [0.0, EpiConfig().shrinkage])
+def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks(shrinkage: float) -> None:
+    learner, _ = made(EpiConfig(r=2, shrinkage=shrinkage))
     network = learner.network_as(EpiNetwork)
     sets = [drawn(30, 16, 1), drawn(40, 16, 2) + 1]
     labels = [torch.arange(30) % 2, 2 + torch.arange(40) % 3]
@@ -90,7 +91,7 @@ def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks() ->
         network.learn(sets[task], labels[task], task)
     classes = [[sets[task][labels[task] == one].numpy() for one in labels[task].unique()] for task in range(2)]
     shared = np.mean([np.mean([np.cov(one.T) for one in task], axis=0) for task in classes], axis=0)
-    inverse = np.linalg.inv(shared)
+    inverse = np.linalg.inv((1 - shrinkage) * shared + shrinkage * np.trace(shared) / 16 * np.eye(16))
     texts = drawn(4, 16, 3)
     found = network.distances(texts)
     assert found.shape == (4, 2)

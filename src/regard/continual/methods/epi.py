@@ -23,10 +23,11 @@ class EpiConfig(LoraConfig):
     """Settings of EPI: those of low-rank adapters, and of task identification.
 
     Args:
-        shrinkage: How far the shared covariance, singular for few rows, is moved towards the identity; 0 in the paper.
+        shrinkage: How far the shared covariance, singular for few rows, is moved towards the identity; 0 in the paper,
+            which then ignores all that lies outside of the rows' span (docs/results/epi-shrinkage.csv has both).
     """
 
-    shrinkage: method.Fraction = 0.0
+    shrinkage: method.Fraction = 0.1
 
 
 class EpiNetwork(PoolNetwork):
