@@ -123,3 +123,27 @@ def test_replacing_takes_the_heads_of_an_operation(kind: str) -> None:
 def test_heads_that_an_operation_cannot_have(heads: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message), regard.replacing(make("encoder"), "zeros", heads=heads, **options):
         pass
+
+
+def test_heads_with_an_operation_of_their_own_stand_beside_no_constants() -> None:
+    """In either order: their weights would be mixed or pruned with, or take what the constants have."""
+    model = make("decoder")
+    matrices = {("decoder", layer): SOURCES["toeplitz"](10, 10).expand(4, -1, -1).clone() for layer in range(2)}
+    constants = Constants(matrices=matrices, origin=Origin(source="toeplitz"))
+    heads = {(1, 0), (1, 1)}
+    for block in (
+        lambda: regard.replacing(model, constants, {(1, 2)}),
+        lambda: regard.mixing(model, constants),
+    ):
+        with (
+            block(),
+            pytest.raises(UserError, match=r"^heads: expected a layer without constants.*; layer 1 \(decoder"),
+        ):
+            regard.replacing(model, "zeros", heads=heads).__enter__()
+        with (
+            regard.replacing(model, "zeros", heads=heads),
+            pytest.raises(UserError, match=r"^constants: expected a layer whose heads all compute one thing"),
+        ):
+            block().__enter__()
+    with regard.replacing(model, constants, {(0, 2)}), regard.replacing(model, "zeros", heads=heads):
+        pass

@@ -141,6 +141,8 @@ class Constants:
             similarity = _cosine_similarity(own_model["weights"], model["weights"])
             if not similarity >= MIN_SIMILARITY:
                 reason = f"their weights are alike by {similarity:.2f} (cosine), {MIN_SIMILARITY} is allowed"
+                if len(own_model["weights"]) != len(model["weights"]):
+                    reason = "it has other weights, such as adapters that are merged since; any_model=True takes them"
                 raise UserError(f"constants: expected those of this model, got those of another one: {reason}")
             digests = [fingerprint.get("digest") or "" for fingerprint in (own_model, model)]
             precisions = {digest.partition(":")[0] for digest in digests}

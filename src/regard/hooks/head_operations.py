@@ -15,6 +15,7 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import SOURCES, Head
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
+from regard.hooks.constant_heads import NAME
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, make_passes, parse_attention
@@ -146,6 +147,9 @@ def _check_layer(
     if layer.site.startswith("cross") or layer.calls > 1 or sum(one.module is layer.module for one in layers) > 1:
         expected = "self-attention of a module that no other layer shares and that attends once in a forward"
         raise UserError(f"heads: expected {expected}; layer {key[1]} ({key[0]}) is other")
+    if NAME in layer.module._modules:
+        expected = "a layer without constants, beside which single heads cannot compute something else"
+        raise UserError(f"heads: expected {expected}; layer {key[1]} ({key[0]}) has some")
     prefix = any(isinstance(operation, AttentionSpec) and operation.prefix for operation in operations.values())
     if prefix and not layer.causal:
         raise UserError("attention: a prefix beside a window needs layers that see no later key")

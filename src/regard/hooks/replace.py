@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer
 from regard.errors import UserError, naming_option
+from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
-from regard.hooks.head_operations import HeadNames, replacing_heads, resolve_heads
+from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
 from regard.hooks.input_projections import prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
@@ -265,6 +266,9 @@ def install_constants(
 def _make_constant_heads(
     layer: AttentionLayer, sources: Sequence[Constants], heads: list[int], options: dict[str, Any]
 ) -> ConstantHeads:
+    if isinstance(vars(layer.module).get(OVERRIDE), HeadOperations):
+        expected = "a layer whose heads all compute one thing, to put constants beside it"
+        raise UserError(f"constants: expected {expected}; single heads of layer {layer.layer} ({layer.site}) do not")
     weight = next((p for p in layer.module.parameters() if p.is_floating_point()), None)
     if weight is None:
         raise UserError(

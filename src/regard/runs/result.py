@@ -93,7 +93,8 @@ class RunResult(Display):
             getattr(self, name).to_parquet(folder / f"{file}.parquet", index=False)
         self.write_artifacts(folder)
         (folder / PAGE).write_text(self.page(), encoding="utf-8")
-        metadata = seal({**self.metadata, "files": sha256_of_files(folder)})
+        kind = {"command": self.command, "schema_version": SCHEMA_VERSION}  # of numbers that no command has made, too
+        metadata = seal({**kind, **self.metadata, "files": sha256_of_files(folder)})
         text = json.dumps(metadata, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / RESULTS).write_text(text + "\n", encoding="utf-8")
 

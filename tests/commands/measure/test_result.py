@@ -223,6 +223,14 @@ def test_a_run_of_another_verb_is_not_written_over(overwrite: bool, run: Measure
     assert sorted(os.listdir(tmp_path / "run")) == ["matrix.parquet", "results.json"]
 
 
+def test_numbers_of_a_block_are_saved_as_a_run(run: MeasureResult, tmp_path: Path) -> None:
+    """Which no command has made: they are loaded, compared and replaced like others."""
+    watched = MeasureResult(run.table, metadata={"model": {"name": "mine"}})
+    watched.save(tmp_path / "watched")
+    watched.save(tmp_path / "watched", overwrite=True)
+    pd.testing.assert_frame_equal(MeasureResult.load(tmp_path / "watched").table, run.table)
+
+
 def test_an_empty_folder_is_free(run: MeasureResult, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     run.save(tmp_path / "run")
