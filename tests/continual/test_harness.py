@@ -101,6 +101,16 @@ def test_the_answer_takes_no_room_of_the_prompt_of_an_encoder(monkeypatch: pytes
 
 
 @torch.no_grad()
+def test_an_answer_is_no_longer_than_the_positions_of_a_decoder() -> None:
+    """BART has a table of them, whatever a task asks for."""
+    run = learner("bart")
+    limit = harness._maximum_length(run)
+    assert limit is not None
+    with run.evaluation_mode():
+        assert len(_continue_texts(run, [([4, 22, 5], {"max_gen_toks": 4 * limit})])) == 1
+
+
+@torch.no_grad()
 def test_an_answer_ends_at_the_first_of_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where it begins with one: white space is not cut before."""
     run = learner()

@@ -54,7 +54,7 @@ def test_two_rows_of_packed_sequences(build: Any, table: Any, assert_same: Any) 
     assert_same(table(seen), table(apart))
 
 
-@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert"])
+@pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert", "Regard"])
 def test_positions_that_start_again_without_packing(
     name: str, build: Any, families: Any, table: Any, assert_same: Any
 ) -> None:

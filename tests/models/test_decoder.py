@@ -184,15 +184,29 @@ def test_a_sequence_longer_than_its_table_is_refused(spec: AttentionSpec) -> Non
 
 @torch.no_grad()
 def test_packed_sequences_do_not_see_each_other_in_evaluation_either() -> None:
-    """By default no cache is made of them; one that is asked for is of the same sequences."""
+    """By default no cache is made of them; where one is asked for they are one sequence, as for the steps behind."""
     model, ids = _large().eval(), _ids(1)
     packed = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
     alone = torch.cat([model(part).logits for part in ids.split([4, 5], dim=1)], dim=1)
-    for use_cache in (None, True, False):
+    for use_cache in (None, False):
         found = model(ids, position_ids=packed, use_cache=use_cache)
         torch.testing.assert_close(found.logits, alone, rtol=1e-4, atol=1e-4)
-        assert (found.past_key_values is not None) is (use_cache is True)
-    assert model(ids, position_ids=torch.arange(9)[None]).past_key_values is not None
+        assert found.past_key_values is None
+    kept = model(ids[:, :8], position_ids=packed[:, :8], use_cache=True)
+    step = model(ids[:, 8:], position_ids=packed[:, 8:], past_key_values=kept.past_key_values).logits
+    together = model(ids, position_ids=packed, attention_mask=torch.ones_like(ids)).logits
+    torch.testing.assert_close(torch.cat([kept.logits, step], dim=1), together, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("use_cache", [None, False])
+def test_positions_with_gaps_are_of_one_sequence(use_cache: bool | None) -> None:
+    model, ids = _large().eval(), _ids(1)
+    for positions in (torch.arange(0, 18, 2), torch.tensor([0, 1, 2, 3, 7, 8, 9, 10, 11])):
+        found = model(ids, position_ids=positions[None], use_cache=use_cache)
+        expected = model(ids, position_ids=positions[None], attention_mask=torch.ones_like(ids))
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        assert (found.past_key_values is not None) is (use_cache is None)
 
 
 def test_packed_sequences_beside_a_sink_token_or_a_prefix_are_refused() -> None:

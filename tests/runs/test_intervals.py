@@ -91,12 +91,25 @@ def test_the_interval_over_parts_of_a_text() -> None:
 def test_the_difference_between_texts_is_no_error_of_their_mean() -> None:
     noise = np.random.default_rng(0).normal(0, 0.05, 200)
     apart = noise + np.repeat([0.3, -0.05], 100)
-    halves = [parts_half_width(noise[start : start + 100], [1] * 100) for start in (0, 100)]
-    assert strata_half_width(noise, [100, 100]) == pytest.approx(math.hypot(*halves) / 2)
+    errors = [parts_half_width(noise[start : start + 100], [1] * 100) / t_quantile(0.95, 9) for start in (0, 100)]
+    variances = [error**2 / 4 for error in errors]
+    freedom = math.floor(sum(variances) ** 2 / sum(variance**2 / 9 for variance in variances))
+    expected = t_quantile(0.95, freedom) * math.sqrt(sum(variances))
+    assert strata_half_width(noise, [100, 100]) == pytest.approx(expected)
     assert strata_half_width(apart, [100, 100]) == pytest.approx(strata_half_width(noise, [100, 100]))
     assert strata_half_width(apart, [200]) == parts_half_width(apart, [1] * 200)
     assert strata_half_width(apart, [199, 1]) == parts_half_width(apart, [1] * 200)
     assert strata_half_width(apart, [200]) > 5 * strata_half_width(apart, [100, 100])
+
+
+def test_an_interval_over_few_windows_of_several_texts_covers_the_mean_about_as_often_as_it_says() -> None:
+    generator, covered, widths = np.random.default_rng(1), 0, []
+    for _ in range(400):
+        half = strata_half_width(noise := generator.normal(0, 1, 20), [2] * 10)
+        covered += abs(noise.mean()) <= half
+        widths.append(half)
+    assert 0.9 <= covered / 400 <= 0.99
+    assert np.median(widths) < 1  # √20 = 4.5 errors of .22
 
 
 def test_the_interval_of_a_ratio() -> None:
@@ -322,6 +335,8 @@ def test_differences_are_paired_by_seed_or_of_independent_means(scipy_stats: Any
     mean, half, pairs = seed_difference(ours, theirs)
     assert (mean - half, mean + half) == pytest.approx(tuple(paired))
     assert pairs == 3
+    few = {1: 1.0, 2: 2.9, **dict.fromkeys(range(20, 30), 30.0)}
+    assert seed_difference(ours, few).pairs == 0
     outlier = {**theirs, 4: 90.0}
     assert seed_difference(ours, outlier) == (mean, half, 3)  # of the seeds that both have
     others = {7: 1.0, 8: 2.9, 9: 3.6, 10: 0.2}

@@ -14,11 +14,11 @@ def new_adapter(adapters: AdapterModel, name: str) -> Iterator[None]:
     before = {key: value.detach().to("cpu", copy=True) for key, value in adapters.router.shared_tensors().items()}
     past_tasks, opened, added = dict(adapters.past_tasks), adapters.active_adapter, adapters.added
     parameters = adapters.pool.parameters_of(adapters.add_adapter(name))
-    versions = [parameter._version for parameter in parameters]
+    values = [parameter.detach().clone() for parameter in parameters]
     try:
         yield
     except BaseException:
-        if [parameter._version for parameter in parameters] == versions:
+        if all(map(torch.equal, parameters, values)):
             adapters.delete_adapter(name)
             adapters.reseed(-1)
             adapters.added, adapters.past_tasks = added, past_tasks

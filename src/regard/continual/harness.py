@@ -162,7 +162,10 @@ def _score_continuations(
 
 
 def _score_text(learner: TextLearner, prefix: list[int], ids: list[int]) -> float:
-    """Return the log-likelihood of a text; a long one in parts, as lm_eval has them: the last has whole context."""
+    """Return the log-likelihood of a text; a long one in parts, the last behind whole context.
+
+    They are lm_eval's windows of one token less, since a decoder reads the last token of an answer as well.
+    """
     limit = _maximum_length(learner)
     size = len(ids) if limit is None else limit if learner.generator.is_encoder_decoder else limit - 1
     pairs = []
@@ -182,7 +185,7 @@ def _continue_texts(learner: TextLearner, requests: Sequence[tuple[list[int], di
     lengths = [int(options.get("max_gen_toks", MAX_NEW_TOKENS)) for _, options in requests]
     order = sorted(range(len(requests)), key=lambda index: (lengths[index], len(requests[index][0])))
     while order:
-        new_tokens = lengths[order[0]] if limit is None or not shares else min(lengths[order[0]], limit // 2)
+        new_tokens = lengths[order[0]] if limit is None else min(lengths[order[0]], limit // (1 + shares))
         same = [index for index in order if lengths[index] == lengths[order[0]]][: learner.budget.eval_batch_size]
         order = order[len(same) :]
         prompts = [_keep_last(requests[index][0], limit, shares * new_tokens) for index in same]

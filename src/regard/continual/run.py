@@ -238,7 +238,7 @@ def _make_training_config(
 ) -> TrainingConfig:
     """Return how a phase is trained: a new AdamW and a schedule of its own (linear in arXiv 2410.05648).
 
-    A rate that falls would be 0 one step behind the last one, which so trains, too.
+    A rate that falls would reach 0 one step after the last, so the last step trains as well.
     """
     budget = learner.budget
     warmup_steps = count_warmup_steps(budget, batches.steps)

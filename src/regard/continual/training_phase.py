@@ -18,11 +18,11 @@ from regard.training.placement import Rows
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
-    `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0) or "constant" behind the
-    warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by a task's name, steps
-    on its own batches in a phase at most (replay that is mixed with the task's rows counts, other replay comes besides,
-    and `joint` has no limit). `min_steps`: so many in a phase at least, which adds epochs to a task of few rows (of
-    `joint` for each task).
+    `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0 after the last step) or
+    "constant" behind the warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by
+    a task's name, steps on its own batches in a phase at most (replay that is mixed with the task's rows counts, other
+    replay comes besides, and `joint` has no limit). `min_steps`: so many in a phase at least, which adds epochs to a
+    task of few rows (of `joint` for each task).
     """
 
     num_epochs: int = 3

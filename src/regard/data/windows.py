@@ -134,8 +134,13 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
 
 
 def tokens_before(tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids of the special tokens that a tokenizer puts before a text, as BOS."""
-    return _tokens_around(tokenizer)[0]
+    """Return the ids of the special tokens that a tokenizer puts before a text, as BOS; none if it cannot read "a"."""
+    try:
+        return _tokens_around(tokenizer)[0]
+    except UserError:
+        raise
+    except Exception:  # as those of words without one for unknown words raise it
+        return ()
 
 
 def _tokens_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -128,21 +128,24 @@ class RegardModel(RegardPreTrainedModel):
         """Return the last hidden states (batch, token, width), as `LlamaModel` gives them.
 
         By default positions are counted from each row's first real token. If those passed start again within a row, and
-        neither a mask nor a cache is passed, several sequences are packed into the row and do not see each other; a
-        cache is made of them only with `use_cache=True`.
+        there is neither mask nor cache, several sequences are packed into the row and do not see each other. By
+        default no cache is made of them; with `use_cache=True` they are one sequence, as in Transformers.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("input: expected input_ids or inputs_embeds, and not both")
         stream = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        packing = self._packing_mask(position_ids) if attention_mask is None and past_key_values is None else None
+        is_alone = attention_mask is None and past_key_values is None
         if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and packing is None
+            use_cache = (
+                self.config.use_cache and not self.training and not (is_alone and self._are_packed(position_ids))
+            )
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         self._check_length(offset, stream.shape[1])
         real = _padding(attention_mask, offset + stream.shape[1])
-        attention_mask = packing if attention_mask is None else attention_mask
+        if attention_mask is None and past_key_values is None:
+            attention_mask = self._packing_mask(position_ids)
         if position_ids is None:
             position_ids = _positions(offset, stream, real)
         if self.embed_positions is not None:
@@ -175,12 +178,18 @@ class RegardModel(RegardPreTrainedModel):
         if 0 < read < prefix:
             raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
 
+    def _are_packed(self, position_ids: Tensor | None) -> bool:
+        """Return whether positions start again within a row; False while a graph is traced, which does not know."""
+        if position_ids is None or torch.compiler.is_compiling():
+            return False
+        return bool((position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) <= 0).any())
+
     def _packing_mask(self, position_ids: Tensor | None) -> Tensor | None:
         """Return which tokens are of one sequence, (batch, 1, query, key); None if no position ids start again."""
         compiling, unpacked = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
         if position_ids is None or (compiling and unpacked):
             return None
-        breaks = position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) != 1
+        breaks = position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) <= 0
         if not compiling and not bool(breaks.any()):
             return None
         if unpacked:

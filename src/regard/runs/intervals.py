@@ -100,12 +100,22 @@ def strata_half_width(values: Sequence[float] | Floats, sizes: Sequence[int]) ->
     How the texts differ is no error of the mean, for they are these. A text of one window tells no error: then the
     windows are taken as of one text.
 
-    Source: Cochran 1977, Sampling Techniques, section 5.3 (stratified sampling), with `parts_half_width` in each.
+    Source: Cochran 1977, Sampling Techniques, section 5.4 (stratified sampling, with the degrees of freedom of
+    Satterthwaite 1946), over the parts of `parts_half_width` in each text.
     """
     texts = np.split(np.asarray(values, dtype=np.float64), np.cumsum(sizes)[:-1])
-    errors = [len(text) / len(values) * parts_half_width(text, [1] * len(text)) for text in texts]
-    half = math.sqrt(sum(error**2 for error in errors))
-    return parts_half_width(values, [1] * len(values)) if math.isnan(half) else half
+    freedom = [min(PARTS, len(text)) - 1 for text in texts]
+    if len(texts) < 2 or min(freedom) < 1:
+        return parts_half_width(values, [1] * len(values))
+    variances = []
+    for text, free in zip(texts, freedom, strict=True):
+        error = parts_half_width(text, [1] * len(text)) / t_quantile(0.95, free)
+        variances.append((len(text) / len(values) * error) ** 2)
+    total = sum(variances)
+    if total == 0:
+        return 0.0
+    joint = total**2 / sum(variance**2 / free for variance, free in zip(variances, freedom, strict=True))
+    return t_quantile(0.95, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
 
 
 def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
@@ -136,11 +146,11 @@ class SeedDifference(NamedTuple):
 def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> SeedDifference:
     """Return how much more the values of some seeds are than those of others.
 
-    With two seeds or more in common the difference is that of these pairs (Student's t), without the other seeds; else
-    it is that of the means, with Welch's interval, for which both need two seeds.
+    With two seeds or more in common, at least half of those of each, the difference is that of these pairs (Student's
+    t), without the other seeds; else it is that of the means, with Welch's interval, for which both need two seeds.
     """
     common = sorted(values.keys() & reference.keys())
-    if len(common) > 1:
+    if len(common) > 1 and 2 * len(common) >= max(len(values), len(reference)):
         paired = t_interval([values[seed] - reference[seed] for seed in common])
         return SeedDifference(paired.mean, paired.ci_high - paired.mean, paired.n)
     ours, theirs = (t_interval(list(by_seed.values())) for by_seed in (values, reference))

@@ -119,7 +119,7 @@ class LearnConfig(Config):
         None, "peak learning rate (laptop: 1e-4; 1e-3 where adapters alone are trained)", exclusive_minimum=0
     )
     lr_scheduler_type: Literal["linear", "constant"] | None = config_field(
-        None, "learning rate after warm-up: linear (to 0) or constant"
+        None, "learning rate after warm-up: linear (to 0 after the last step) or constant"
     )
     warmup_ratio: float | None = config_field(
         None, "fraction of a phase's steps spent on warm-up", minimum=0, maximum=1
