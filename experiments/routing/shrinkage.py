@@ -5,7 +5,8 @@
 Four streams, three seeds each: tasks of the Long Sequence benchmark behind their instructions, and classes of DBpedia,
 of the standard library's documentation and of news, reviews and pairs of sentences without any. Nothing is trained: EPI
 tells tasks apart by states of the frozen model alone. 50 texts a class (30 with instructions) are learnt, 60 a task are
-scored after each task. 0 is the paper's pseudo-inverse. Ten minutes on one core.
+scored after each task. 0 is the paper's pseudo-inverse; the default, .1, was picked after these runs, in which more
+brings less than two points on any stream. Ten minutes on one core.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -96,7 +97,7 @@ def _state(model: PreTrainedModel) -> list[Any] | None:
 
 def _identify(model: PreTrainedModel, kind: Kind) -> BaseIdentity:
     if kind == "files" and (files := find_base_files(model)):
-        fresh = {id(value) for value in fresh_pooler(model)}
+        fresh = {id(value) for value in fresh_pooler(model, files)}
         weights = [weight for weight in _weights(model) if id(weight.value) not in fresh]
         halves = any(weight.value.dtype == torch.float16 for weight in weights)
         described = describe_files(files, "float16" if halves else "bfloat16")
@@ -106,7 +107,7 @@ def _identify(model: PreTrainedModel, kind: Kind) -> BaseIdentity:
     return BaseIdentity(base_sha256(model), "weights")
 
 
-def fresh_pooler(model: PreTrainedModel) -> list[nn.Parameter]:
+def fresh_pooler(model: PreTrainedModel, files: Sequence[Path]) -> list[nn.Parameter]:
     """Return the parameters of a pooler that the files of a classifier's base lack: they belong to its head.
 
     Such a base was saved without it, as a masked language model is: each load makes another.
@@ -115,7 +116,7 @@ def fresh_pooler(model: PreTrainedModel) -> list[nn.Parameter]:
     if model.base_model is model or not isinstance(pooler, nn.Module):
         return []
     parameters = list(pooler.named_parameters())
-    stored = tensor_names(find_base_files(model)) if parameters else set()
+    stored = tensor_names(files) if parameters else set()
     prefix = f"{model.base_model_prefix}."
     own = {full for name, _ in parameters for full in (f"pooler.{name}", f"{prefix}pooler.{name}")}
     return [value for _, value in parameters] if stored and not stored & own else []

@@ -8,6 +8,7 @@ from torch import Tensor
 from regard.adapters.base_identity import fresh_pooler
 from regard.adapters.off_loading import stored_tensor
 from regard.errors import UserError, warn_user
+from regard.models.base_files import find_base_files
 
 
 def head_names(adapters: Any) -> dict[str, bool]:
@@ -39,7 +40,7 @@ def trained_base(adapters: Any) -> list[str]:
 def _base_ids(adapters: Any) -> set[int]:
     """Return the identities of the base's parameters, without a pooler that its files lack."""
     parameters = {id(parameter) for parameter in adapters.model.base_model.parameters()}
-    return parameters - {id(parameter) for parameter in fresh_pooler(adapters.model)}
+    return parameters - {id(parameter) for parameter in fresh_pooler(adapters.model, find_base_files(adapters.model))}
 
 
 def _adapter_ids(adapters: Any) -> set[int]:

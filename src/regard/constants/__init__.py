@@ -1,6 +1,6 @@
 """Constant matrices in the place of attention weights."""
 
-from regard.constants.constants import SOURCES, Constants, Head, Layer, Origin, make_data_free
+from regard.constants.constants import SOURCES, Constants, Head, Layer, Origin, count_dynamic, make_data_free
 from regard.constants.lengths import to_length
 from regard.constants.patterns import (
     PATTERNS,
@@ -28,6 +28,7 @@ __all__ = [
     "approximation_error",
     "classify_pattern",
     "classify_patterns",
+    "count_dynamic",
     "count_multiply_adds",
     "has_diagonal",
     "is_on_special_tokens",

@@ -244,6 +244,11 @@ def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> floa
     return float(torch.nn.functional.cosine_similarity(torch.tensor(weights), torch.tensor(other), dim=0))
 
 
+def count_dynamic(fraction: float, heads: int) -> int:
+    """Return how many of some heads a fraction that stays dynamic is, rounded to whole heads."""
+    return round(fraction * heads)
+
+
 def toeplitz(queries: int, keys: int) -> Float[Tensor, "query key"]:
     """Return weights that fall with the distance: 1 / (1 + |i − j|)."""
     return 1 / (1 + (torch.arange(queries)[:, None] - torch.arange(keys)).abs())

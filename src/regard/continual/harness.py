@@ -140,7 +140,7 @@ def _score_continuations(
 ) -> list[tuple[float, bool]]:
     """Return the log-likelihood of each continuation, and whether it is the greedy one; the longest are read first."""
     limit, results = _maximum_length(learner), dict[int, tuple[float, bool]]()
-    shares = 0 if learner.generator.is_encoder_decoder else 1  # whether the answer takes positions of the prompt
+    shares = _shared_positions(learner)
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     size = learner.budget.eval_batch_size
     for start in range(0, len(order), size):
@@ -167,7 +167,7 @@ def _score_text(learner: TextLearner, prefix: list[int], ids: list[int]) -> floa
     They are lm_eval's windows of one token less, since a decoder reads the last token of an answer as well.
     """
     limit = _maximum_length(learner)
-    size = len(ids) if limit is None else limit if learner.generator.is_encoder_decoder else limit - 1
+    size = len(ids) if limit is None else limit - _shared_positions(learner)
     pairs = []
     for start in range(0, len(ids), size or 1):
         end = min(start + size, len(ids))
@@ -181,7 +181,7 @@ def _continue_texts(learner: TextLearner, requests: Sequence[tuple[list[int], di
     if sampled is not None:
         raise UserError("evaluate: expected tasks with greedy answers, got one with do_sample")
     limit, answers = _maximum_length(learner), dict[int, str]()
-    shares = 0 if learner.generator.is_encoder_decoder else 1
+    shares = _shared_positions(learner)
     lengths = [int(options.get("max_gen_toks", MAX_NEW_TOKENS)) for _, options in requests]
     order = sorted(range(len(requests)), key=lambda index: (lengths[index], len(requests[index][0])))
     while order:
@@ -196,6 +196,11 @@ def _continue_texts(learner: TextLearner, requests: Sequence[tuple[list[int], di
                 text = text.split(end)[0] if end else text
             answers[index] = text
     return [answers[index] for index in range(len(requests))]
+
+
+def _shared_positions(learner: TextLearner) -> int:
+    """Return how many positions of the prompt a token of the answer takes: none of an encoder's."""
+    return 0 if learner.generator.is_encoder_decoder else 1
 
 
 def _maximum_length(learner: TextLearner) -> int | None:

@@ -99,8 +99,9 @@ def needs_sdpa(host: nn.Module) -> TypeGuard[PreTrainedModel]:
 @contextmanager
 def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[None]:
     """Send the calls of the intercepted parts of a model, or of a module within it, to Regard inside the block."""
-    wanted = set(modules_of(within or model))
-    modules = dict.fromkeys(one for host in find_intercepted(model) for one in modules_of(host) if one in wanted)
+    modules = dict.fromkeys(module for host in find_intercepted(model) for module in modules_of(host))
+    if within is not None:
+        modules = {module: None for module in modules_of(within) if module in modules}
     if not modules:
         yield
         return

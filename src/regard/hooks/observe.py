@@ -73,11 +73,11 @@ def watching(
         with unchanged_modules():
             check_observable(model, part)
             watch = Watch(model, select_statistics(statistics), layers, part)
-            whole = model if part is None else next(iter(watch.stacks.values())).stack.module
+            within = None if part is None else next(iter(watch.stacks.values())).stack.module
             if verify:
-                verify_routing(whole)
+                verify_routing(model if within is None else within)
             stack.enter_context(check_generation(model))
-            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=whole))
+            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=within))
         try:
             yield watch
         finally:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.spec import AttentionSpec
-from regard.constants import Constants, Head, Layer
+from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
@@ -216,7 +216,7 @@ def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:
     if isinstance(heads, float):
         if not 0 <= heads <= 1:
             raise UserError(f"heads: expected a fraction from 0 to 1, got {heads}")
-        count = len(all_heads) - round((1 - heads) * len(all_heads))  # as a fraction that stays dynamic is rounded
+        count = len(all_heads) - count_dynamic(1 - heads, len(all_heads))
         if count in (0, len(all_heads)):
             return tuple(all_heads[:count])
         with naming_option("heads", instead_of="input-dependence"):

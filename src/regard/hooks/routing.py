@@ -30,8 +30,8 @@ def check_observable(model: nn.Module, part: str | None = None) -> None:
         raise UserError(f"cannot observe {name}; pass a PyTorch module, such as a Hugging Face PreTrainedModel")
     compiled = next(filter(_is_compiled, modules_of(model)), None)
     if compiled is not None:
-        part = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
-        raise UserError(f"cannot observe a compiled {name}{part}; pass the model as it was before compiling")
+        whole = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
+        raise UserError(f"cannot observe a compiled {name}{whole}; pass the model as it was before compiling")
     modules = modules_of(model if part is None else select_stacks(model, part)[0][0].module)
     if any(vars(module).get("attention_type") == "block_sparse" for module in modules):
         raise UserError(

@@ -218,9 +218,11 @@ def _greedy(loaded: Loaded) -> GenerationConfig:
         expected = "a tokenizer with a token that ends a text (eos)"
         raise UserError(f"model: expected {expected}, that of {loaded.name} has none")
     ends = published.eos_token_id if isinstance(published.eos_token_id, list) else [published.eos_token_id]
-    start = find_decoder_start(model) if model.config.is_encoder_decoder else None
-    if start is None and model.config.is_encoder_decoder:
-        raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
+    start = None
+    if model.config.is_encoder_decoder:
+        start = find_decoder_start(model)
+        if start is None:
+            raise UserError(f"model: expected a decoder_start_token_id, the configuration of {loaded.name} has none")
     pads = (loaded.tokenizer.pad_token_id, published.pad_token_id, eos)
     tokens = {"bos_token_id": published.bos_token_id, "decoder_start_token_id": start}
     tokens["eos_token_id"] = sorted({eos, *(token for token in ends if token is not None)})

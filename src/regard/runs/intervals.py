@@ -17,10 +17,10 @@ Floats = npt.NDArray[np.float64]
 FEWEST = 6  # minimum number of differences of the signed-rank test: with 5 its p is never below 0.0625
 PARTS = 10
 """Parts of a text whose sums are taken for independent."""
-TINY = 1e-13  # values that are nearer to 0 than this are 0, up to the rounding of differences of scores
-ROUNDING = (
-    1e-9  # values that differ by less, in points or in parts of the largest, are equal up to the rounding of sums
-)
+TINY = 1e-13
+"""Values that are nearer to 0 than this are 0, up to the rounding of differences of scores."""
+ROUNDING = 1e-9
+"""Values that differ by less, in points or in parts of the largest, are equal up to the rounding of sums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +73,18 @@ def ratio_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | F
 
     Source: Cochran 1977, Sampling Techniques, section 6.4 (the variance of a ratio by linearization).
     """
+    return t_half_width(*_ratio_deviation(sums, counts))
+
+
+def _ratio_deviation(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats) -> tuple[int, float]:
+    """Return the number of units, and the deviation whose √n-th part is the standard error of their ratio."""
     values, weights = np.asarray(sums, dtype=np.float64), np.asarray(counts, dtype=np.float64)
     values, weights = values[weights != 0], weights[weights != 0]
     n, total = len(values), float(weights.sum())
     if n < 2:
-        return math.nan
+        return n, math.nan
     deviations = values - values.sum() / total * weights
-    return t_half_width(n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total)
+    return n, math.sqrt(float(deviations @ deviations) / (n - 1)) * n / total
 
 
 def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats, parts: int = PARTS) -> float:
@@ -90,8 +95,13 @@ def parts_half_width(sums: Sequence[float] | Floats, counts: Sequence[float] | F
 
     Source: batch means, Schmeiser 1982, Operations Research 30, 3, 556.
     """
+    return ratio_half_width(*_sum_parts(sums, counts, parts))
+
+
+def _sum_parts(sums: Sequence[float] | Floats, counts: Sequence[float] | Floats, parts: int) -> tuple[Floats, Floats]:
+    """Return the sums and counts of parts of consecutive windows."""
     part = np.arange(len(counts)) * min(parts, len(counts)) // max(len(counts), 1)
-    return ratio_half_width(*(np.bincount(part, numbers).astype(np.float64) for numbers in (sums, counts)))
+    return np.bincount(part, sums).astype(np.float64), np.bincount(part, counts).astype(np.float64)
 
 
 def strata_half_width(values: Sequence[float] | Floats, sizes: Sequence[int]) -> float:
@@ -104,18 +114,25 @@ def strata_half_width(values: Sequence[float] | Floats, sizes: Sequence[int]) ->
     Satterthwaite 1946), over the parts of `parts_half_width` in each text.
     """
     texts = np.split(np.asarray(values, dtype=np.float64), np.cumsum(sizes)[:-1])
-    freedom = [min(PARTS, len(text)) - 1 for text in texts]
-    if len(texts) < 2 or min(freedom) < 1:
+    if len(texts) < 2 or min(map(len, texts)) < 2:
         return parts_half_width(values, [1] * len(values))
-    variances = []
-    for text, free in zip(texts, freedom, strict=True):
-        error = parts_half_width(text, [1] * len(text)) / t_quantile(0.95, free)
-        variances.append((len(text) / len(values) * error) ** 2)
+    of_texts = [_ratio_deviation(*_sum_parts(text, np.ones(len(text)), PARTS)) for text in texts]
+    variances = [
+        (len(text) / len(values) * deviation) ** 2 / n for text, (n, deviation) in zip(texts, of_texts, strict=True)
+    ]
+    return _joint_half_width(variances, [n - 1 for n, _ in of_texts])
+
+
+def _joint_half_width(variances: Sequence[float], freedom: Sequence[int], confidence: float = 0.95) -> float:
+    """Return half of the interval of a sum of independent means of these variances.
+
+    Its degrees of freedom are Satterthwaite's (1946, Biometrics Bulletin 2, 110), rounded down.
+    """
     total = sum(variances)
     if total == 0:
         return 0.0
     joint = total**2 / sum(variance**2 / free for variance, free in zip(variances, freedom, strict=True))
-    return t_quantile(0.95, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
+    return t_quantile(confidence, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
 
 
 def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
@@ -127,12 +144,7 @@ def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: fl
     """
     if min(n, other_n) < 2:
         return math.nan
-    first, second = std_error**2, other_std_error**2
-    variance = first + second
-    if variance == 0:
-        return 0.0
-    freedom = variance**2 / (first**2 / (n - 1) + second**2 / (other_n - 1))
-    return t_quantile(confidence, max(1, math.floor(freedom + 1e-9))) * math.sqrt(variance)
+    return _joint_half_width([std_error**2, other_std_error**2], [n - 1, other_n - 1], confidence)
 
 
 class SeedDifference(NamedTuple):

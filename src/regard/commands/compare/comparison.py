@@ -87,8 +87,8 @@ def _section(setting: str) -> str:
 def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
     """Return the main figures, a row each: the mean of each run, and each run minus the first with its 95 % interval.
 
-    Differences are of the seeds that both runs have, paired, if there are two or more, else of independent means
-    (Welch); ± is half of the interval, NaN with a single seed.
+    Differences are of pairs of the seeds that both runs have, else of independent means (`seed_difference` says when);
+    ± is half of the interval, NaN with a single seed.
     """
     figures = _figures_by_run(runs)
     keys = dict.fromkeys(key for by_name in figures.values() for key in by_name)
@@ -141,7 +141,7 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
     return [
         *notes,
-        "figures are means over seeds; differences are of the seeds that both have, if several; ±: half of the 95 % "
+        "figures are means over seeds; differences are of the seeds that both have, if most are; ±: half of the 95 % "
         "interval",
     ]
 

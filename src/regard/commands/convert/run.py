@@ -127,7 +127,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
         hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
-        sequences = _Sequences(corpus, BatchSampler(corpus, config.batch_size, config.seed), torch.tensor(start))
+        sequences = _Sequences(BatchSampler(corpus, config.batch_size, config.seed), torch.tensor(start))
         student = student or _with_averages(loaded, config, sequences)
         with eval_mode(loaded.model):
             conversion = _Conversion(config, loaded, student, sequences, work.folder, work.resume, on_progress)
@@ -164,9 +164,12 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
 class _Sequences:
     """Sequences of text, each behind the special tokens that the tokenizer puts before a text."""
 
-    corpus: Corpus
     draw: BatchSampler
     start: Int64[Tensor, " special"]
+
+    @property
+    def corpus(self) -> Corpus:
+        return self.draw.corpus
 
     def of_step(self, step: int) -> Int64[Tensor, "batch length"]:
         return self._begin(self.draw.rows(step))
@@ -288,8 +291,8 @@ class _Conversion:
         self.untouched = self.untouched or losses
         changes = [after - before for after, before in zip(losses, self.untouched, strict=True)]
         loss, change = fmean(losses), fmean(changes)
-        rows = [len(rows) for rows in self.held_out.values()]
-        of_loss, of_change = (strata_half_width(values, rows) for values in (losses, changes))
+        sizes = [len(rows) for rows in self.held_out.values()]
+        of_loss, of_change = (strata_half_width(values, sizes) for values in (losses, changes))
         self.stages.append(
             {
                 **{"stage": stage, "steps": steps, "seconds": seconds, "loss": loss},

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from regard.constants import Constants, Head
+from regard.constants import Constants, Head, count_dynamic
 from regard.hooks import watching
 from regard.hooks.layers import eval_mode
 
@@ -30,7 +30,7 @@ class HeadRanking:
 
     def constant(self, dynamic_fraction: float) -> list[Head]:
         """Return the heads to replace so that this fraction stays dynamic, rounded to whole heads."""
-        return sorted(self.heads[round(dynamic_fraction * len(self.heads)) :])
+        return sorted(self.heads[count_dynamic(dynamic_fraction, len(self.heads)) :])
 
     def reversed(self) -> HeadRanking:
         return HeadRanking(self.heads[::-1], tuple(-value for value in self.values[::-1]))

@@ -19,6 +19,7 @@ from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from regard.commands.replace.scores import Outcome, intervals, relative_drop
 from regard.commands.replace.terminal import replace_summary
 from regard.commands.replace.words import describe_fraction, row_drop
+from regard.constants import count_dynamic
 from regard.errors import UserError
 from regard.report import colors, labels
 from regard.report.drawing import draw_panels, grid
@@ -82,7 +83,7 @@ class ReplaceResult(RunResult):
         if not 0 <= dynamic_fraction <= 1:
             raise UserError(f"dynamic-fraction: expected a number from 0 to 1, got {dynamic_fraction}")
         ordered = self.heads.sort_values("rank")
-        rows = ordered.iloc[round(dynamic_fraction * len(ordered)) :]
+        rows = ordered.iloc[count_dynamic(dynamic_fraction, len(ordered)) :]
         return sorted((str(row.site), int(row.layer), int(row.head)) for row in rows.itertuples())
 
     def plot(self, kind: ReplaceKind = "fractions") -> Figure:

@@ -125,9 +125,12 @@ def _write_operations(outcome: Outcome) -> str:
     parts = []
     for name, rows in drops.groupby("constants", sort=False):
         low, high = drop_bounds(outcome, rows)
-        unsupported = f"none that is shown (one of up to {drop(high, unit)} {_of_single_pairs(outcome, rows, high)}"
-        shown = drop(float(rows["drop"].mean()), unit) + (f" ({_NO_INTERVAL})" if math.isnan(low) else "")
-        parts.append(f"{name} {f'{unsupported}cannot be excluded)' if low <= 0 <= high else shown}")
+        text = drop(float(rows["drop"].mean()), unit)
+        if low <= 0 <= high:
+            text = f"none that is shown ({_not_excluded(outcome, rows, high)})"
+        elif math.isnan(low):
+            text += f" ({_NO_INTERVAL})"
+        parts.append(f"{name} {text}")
     by_operation = ", ".join(parts)
     average = "on average " if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
     return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
@@ -147,6 +150,12 @@ def _of_single_pairs(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
     return f"on average, and of up to {most} in {title(outcome, str(row['model']), str(row['task']))}, "
 
 
+def _not_excluded(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
+    """Say how large a drop may be whose interval, which contains 0, ends at `high`."""
+    most = drop(high, str(rows["unit"].iloc[0]))
+    return f"one of up to {most} {_of_single_pairs(outcome, rows, high)}cannot be excluded"
+
+
 def _write_drops(outcome: Outcome) -> str:
     """Describe the drop with the fewest dynamic heads, and with half of them."""
     drops, unit = _in_one_unit(outcome.main)
@@ -158,13 +167,11 @@ def _write_drops(outcome: Outcome) -> str:
         if rows.empty:
             continue
         low, high = drop_bounds(outcome, rows)
-        of_pairs = _of_single_pairs(outcome, rows, high)
-        if low == high == 0 and not of_pairs:
+        if low == high == 0 and not _of_single_pairs(outcome, rows, high):
             parts.append(f"with {describe_fraction(fraction)} the score is the same for every seed")
             continue
         if low <= 0 <= high:
-            most = f"one of up to {drop(high, unit)} {of_pairs}cannot be excluded"
-            parts.append(f"with {describe_fraction(fraction)} no drop is shown: {most}")
+            parts.append(f"with {describe_fraction(fraction)} no drop is shown: {_not_excluded(outcome, rows, high)}")
             continue
         mean = float(rows["drop"].mean())
         text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"

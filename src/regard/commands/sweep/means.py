@@ -160,8 +160,7 @@ def average(values: Floats) -> Mean:
 def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Difference | None:
     """Return how much more of the metric `rows` have than `first`, None where one of them has none.
 
-    With two seeds or more in common the differences are paired by seed (Student's t); else the interval is Welch's, its
-    degrees of freedom rounded down, for which both need two seeds.
+    Of seeds in common the differences are paired, else the interval is Welch's: see `seed_difference`.
     """
     values, first_values = (_by_seed(table, metric) for table in (rows, first))
     if not values or not first_values:

@@ -23,7 +23,7 @@ _EXTREMES = (
 EMERGENCE = "emergence_step"
 """The trials' column of the steps at which sinks emerged, null where none did."""
 _PAIRED = "paired by seed (Student’s t)"
-_WELCH = "Welch’s where fewer than two seeds are in common"
+_WELCH = "Welch’s where too few seeds are in common"
 _OVERLAP = "Where an interval overlaps 0, these seeds do not tell the two apart."
 
 
