@@ -21,7 +21,14 @@ RECIPE = (
 )
 COURSE = (
     *("--method", "--model", "--data", "--order", "--scale", "--protocol", "--samples-per-class"),
-    *("--max-eval-samples", "--length", "--task-type", "--missing-tasks", "--instructions/--no-instructions"),
+    *(
+        "--max-eval-samples",
+        "--length",
+        "--task-type",
+        "--metric",
+        "--missing-tasks",
+        "--instructions/--no-instructions",
+    ),
     *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
     *("--num-epochs", "--learning-rate", "--search-learning-rates", "--num-probing-epochs"),
     *(

@@ -17,8 +17,10 @@ from regard.continual.scoring import (
     longest_common_subsequence,
     normalize_answer,
     rouge_l_score,
+    rouge_l_unicode_score,
     score_answer,
     split_stems,
+    split_words,
 )
 from regard.errors import UserError
 
@@ -61,6 +63,30 @@ def test_what_is_compared() -> None:
 )
 def test_rouge_l_by_hand(answer: str, reference: str, expected: float) -> None:
     assert rouge_l_score(answer, reference) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "answer, reference, expected",
+    [
+        ("Кошка спит", "кошка не спит", 0.8),
+        ("Größe", "GRÖSSE", 1.0),
+        ("我喜欢猫", "我喜欢狗", 0.75),  # each character is a word
+        ("ねこ が すき", "ねこがすき", 1.0),
+        ("हिन्दी भाषा", "हिन्दी", 2 / 3),  # marks belong to their word
+        ("안녕 세상", "안녕 하세요", 0.5),
+        ("cafe\u0301 noir", "caf\u00e9 noir", 1.0),
+        ("…", "—", 0.0),
+    ],
+)
+def test_rouge_l_of_any_script_by_hand(answer: str, reference: str, expected: float) -> None:
+    assert rouge_l_unicode_score(answer, reference) == pytest.approx(expected, rel=1e-12)
+    assert score_answer("rouge-l-unicode", answer, [reference]) == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.text(st.characters(max_codepoint=127)), st.text(st.characters(max_codepoint=127)))
+def test_rouge_l_of_any_script_is_rouge_l_of_ascii(answer: str, reference: str) -> None:
+    assert split_words(answer) == split_stems(answer)
+    assert rouge_l_unicode_score(answer, reference) == rouge_l_score(answer, reference)
 
 
 def test_the_best_reference_counts() -> None:

@@ -53,7 +53,7 @@ def test_answers_that_are_none(inputs: Any, targets: Any, said: str) -> None:
 
 def test_a_metric_that_is_none() -> None:
     metric: Any = "bleu"
-    with pytest.raises(UserError, match=r"metric: expected one of rouge-l, exact-match, .*, got 'bleu'"):
+    with pytest.raises(UserError, match=r"metric: expected one of rouge-l, rouge-l-unicode, .*, got 'bleu'"):
         TextTask(name="x", train=pairs("a"), dev=pairs("b"), test=pairs("c"), metric=metric)
 
 

@@ -199,10 +199,24 @@ def test_a_table_of_answers_is_text_to_text(tmp_path: Path, suffix: str, column:
     assert second.train.inputs[0].endswith("\nOutput: ")
     assert second.train.inputs[0].startswith("b ")
     assert [(task.metric, task.labels, task.definition) for task in (first, second)] == [
-        ("rouge-l", (), "Say what it is."),
-        ("rouge-l", (), ""),
+        ("rouge-l-unicode", (), "Say what it is."),
+        ("rouge-l-unicode", (), ""),
     ]
     assert stream.metadata["task_type"] == "generation"
+
+
+def test_the_metric_of_answers_may_be_chosen(tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", answered("a") + answered("b"))
+    assert [task.metric for task in read_stream(file, metric="accuracy").tasks] == ["accuracy"] * 2
+    with pytest.raises(UserError, match=r"metric: expected one of rouge-l, .*, got 'bleu'"):
+        read_stream(file, metric="bleu")
+    with pytest.raises(UserError, match="metric: expected none with 'stdlib-split', which has its own, got 'sari'"):
+        read_stream("stdlib-split", metric="sari")
+    labelled = write(
+        tmp_path / "labelled.jsonl", [{"task": "t", "text": f"x{n}", "label": "ab"[n % 2]} for n in range(20)]
+    )
+    with pytest.raises(UserError, match="metric: expected none with tasks of classification, got 'accuracy'"):
+        read_stream(labelled, metric="accuracy")
 
 
 def test_answers_may_be_several_or_whole_numbers(tmp_path: Path) -> None:

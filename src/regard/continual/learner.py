@@ -87,7 +87,7 @@ class Learner:
     ) -> Epochs:
         """Schedule each example once an epoch, shuffled by the seed, in as many steps as the budget grants."""
         num_tasks = 1 if stage.respects_max_steps else len({item.task for item in items})
-        max_steps = self.budget.max_steps.get(self.stream.tasks[self.task].name)
+        max_steps = self.budget.step_limit(self.stream.tasks[self.task].name)
         return Epochs(
             items,
             [self.length(item) for item in items] if lengths is None else lengths,

@@ -2,6 +2,7 @@
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from regard.runs import distributed as processes
 _NO_WORD = re.compile("[^a-z0-9]+")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SHORTEST_STEMMED = 4
+_WITHOUT_SPACES = ("CJK ", "HIRAGANA ", "KATAKANA ", "THAI CHARACTER", "LAO LETTER", "KHMER LETTER", "MYANMAR LETTER")
+"""How Unicode's names of letters begin in scripts that have no spaces between words."""
 
 
 def score_answer(metric: Metric, answer: str, references: Sequence[str], source: str = "") -> float:
@@ -116,6 +119,33 @@ def rouge_l_score(answer: str, reference: str) -> float:
     return 2 * common / (len(answer_stems) + len(reference_stems)) if common else 0.0
 
 
+def rouge_l_unicode_score(answer: str, reference: str) -> float:
+    """Return the Rouge-L F-measure over words of any script; of ASCII texts it is `rouge_l_score`.
+
+    Words are runs of letters, digits and their marks; where a script has no spaces between words, characters.
+    """
+    answer_words, reference_words = split_words(answer), split_words(reference)
+    common = longest_common_subsequence(answer_words, reference_words)
+    return 2 * common / (len(answer_words) + len(reference_words)) if common else 0.0
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of a text in any script, without case; those of a–z and 0–9 are stemmed."""
+    return [_stem(word) if word.isascii() else word for word in "".join(map(_space_out, _fold(text))).split()]
+
+
+def _fold(text: str) -> str:
+    return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", text).casefold())
+
+
+@lru_cache(maxsize=65536)
+def _space_out(character: str) -> str:
+    """Return a character of words as it is, one that is a word by itself between spaces, and a space for any other."""
+    if unicodedata.category(character)[0] not in "LMN":
+        return " "
+    return f" {character} " if unicodedata.name(character, "").startswith(_WITHOUT_SPACES) else character
+
+
 def split_stems(text: str) -> list[str]:
     """Return the stemmed words that Rouge compares."""
     return [_stem(word) for word in _NO_WORD.sub(" ", text.lower()).split()]
@@ -149,6 +179,7 @@ def _stemmer() -> Any:
 
 _SCORES: Mapping[Metric, Callable[[str, str], float]] = {
     "rouge-l": rouge_l_score,
+    "rouge-l-unicode": rouge_l_unicode_score,
     "exact-match": exact_match_score,
     "accuracy": accuracy_score,
     "choice": choice_score,

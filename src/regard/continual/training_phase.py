@@ -21,8 +21,8 @@ class TrainingBudget:
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0 after the last step) or
     "constant" behind the warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by
     a task's name, steps on its own batches in a phase at most (replay that is mixed with the task's rows counts, other
-    replay comes besides, and `joint` has no limit). `min_steps`: so many in a phase at least, which adds epochs to a
-    task of few rows (of `joint` for each task).
+    replay comes besides, and `joint` has no limit); `default_max_steps`: those of a task that is not named.
+    `min_steps`: so many in a phase at least, which adds epochs to a task of few rows (of `joint` for each task).
     """
 
     num_epochs: int = 3
@@ -40,7 +40,12 @@ class TrainingBudget:
     precision: str = "float32"
     eval_batch_size: int = 64
     max_steps: Mapping[str, int] = field(default_factory=dict)
+    default_max_steps: int | None = None
     min_steps: int = 0
+
+    def step_limit(self, task: str) -> int | None:
+        """Return the maximum number of steps of a phase on the rows of a task, None without one."""
+        return self.max_steps.get(task, self.default_max_steps)
 
 
 FULL_RATE, ADAPTER_RATE = 1e-4, 1e-3

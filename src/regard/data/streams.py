@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data.benchmarks import LONG_SEQUENCE, SUPER_NI, Benchmark, TaskType
+from regard.data.benchmarks import LONG_SEQUENCE, Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
-from regard.data.stream import Metric, Protocol, Stream, check_order
+from regard.data.stream import METRICS, Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
 from regard.data.user_tasks import INSTRUCTION, read_user_tasks
@@ -35,6 +35,7 @@ def read_stream(
     task_type: TaskType | None = None,
     missing_tasks: MissingTasks = "refuse",
     instructions: bool = False,
+    metric: Metric | None = None,
 ) -> Stream:
     """Read a built-in stream, or one of a user's own tasks.
 
@@ -54,6 +55,8 @@ def read_stream(
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
             put there in any case.
+        metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
+            free, and "exact-match" if they are labels.
     """
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
@@ -61,6 +64,8 @@ def read_stream(
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
+    if metric is not None:
+        check_choice("metric", metric, METRICS)
     name, folder = str(name_or_path), None if folder is None else Path(folder)
     spec = STREAMS.get(name)
     benchmark = spec.benchmark if spec else None
@@ -68,6 +73,10 @@ def read_stream(
     if spec is None:
         raw = _read_user(name, folder, seed, task_type)
         metadata |= _describe_user(raw, name, instructions)
+        if metric is not None and metadata["task_type"] != "generation":
+            raise UserError(f"metric: expected none with tasks of classification, got {metric!r}")
+    elif metric is not None:
+        raise UserError(f"metric: expected none with {name!r}, which has its own, got {metric!r}")
     elif benchmark is None:
         streams = ", ".join(stream for stream, spec in STREAMS.items() if spec.benchmark)
         if task_type not in (None, "classification"):
@@ -96,7 +105,7 @@ def read_stream(
     stream = assemble_stream(
         name if spec else Path(name).resolve().name,
         raw,
-        metric=_choose_metrics(raw, benchmark) if metadata.get("task_type") == "generation" else None,
+        metric=metric or (_choose_metrics(raw, benchmark) if metadata.get("task_type") == "generation" else None),
         samples_per_class=samples,
         max_eval_samples=max_eval_samples,
         seed=seed,
@@ -213,9 +222,9 @@ def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dic
 
 
 def _choose_metrics(raw: Sequence[RawTask], benchmark: Benchmark | None) -> list[Metric]:
-    """Return how answers are scored: as published, or a user's free answers as SuperNI's, labels as Long Sequence's."""
+    """Return how answers are scored: as published; a user's by words of any script, or as labels are published."""
     if benchmark is None:
-        benchmark = SUPER_NI if raw[0].has_free_answers else LONG_SEQUENCE
+        return ["rouge-l-unicode" if raw[0].has_free_answers else LONG_SEQUENCE.metric] * len(raw)
     return [benchmark.metrics.get(task.name, benchmark.metric) for task in raw]
 
 

@@ -76,6 +76,12 @@ def test_steps_are_limited_by_task() -> None:
     assert LearnConfig(scale="sapt-llama-long", max_steps=("none",)).step_limits == {}
     own = LearnConfig(max_steps=("json=3",))
     assert own.budget().max_steps == {"json": 3}
+    assert own.budget().step_limit("csv") is None
+    all_tasks: tuple[Any, ...] = (7, "7", ("7",), ("7", "json=3"))
+    for given in all_tasks:
+        budget = LearnConfig(max_steps=given).budget()
+        assert budget.step_limit("csv") == 7
+        assert budget.step_limit("json") == (3 if given == ("7", "json=3") else 7)
     assert LearnConfig.from_dict(json.loads(json.dumps(own.explicit_fields()))) == own
     assert (
         LearnConfig.from_dict(json.loads(json.dumps(LearnConfig(scale="sapt-llama-long").to_dict()))).step_limits
@@ -236,10 +242,12 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
         ({"seed": True}, "seed: expected a whole number of at least 0, got True"),
         ({"seed": -1}, "seed: expected a whole number of at least 0"),
         ({"num_epochs": 0}, "num-epochs: expected a whole number of at least 1 or none, got 0"),
-        ({"max_steps": ("cb",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb'"),
-        ({"max_steps": ("cb=0",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got 'cb=0'"),
+        ({"max_steps": ("cb",)}, "max-steps: expected STEPS or TASK=STEPS, whole numbers of at least 1, got 'cb'"),
+        ({"max_steps": ("cb=0",)}, "max-steps: expected STEPS or TASK=STEPS, whole numbers of at least 1, got 'cb=0'"),
+        ({"max_steps": (0,)}, "max-steps: expected STEPS or TASK=STEPS, whole numbers of at least 1, got '0'"),
+        ({"max_steps": ("4", "5")}, "max-steps: expected one number for all tasks, got two"),
         ({"max_steps": ("cb=1", "cb=2")}, "max-steps: expected each task once, got 'cb' twice"),
-        ({"max_steps": ("=3",)}, "max-steps: expected TASK=STEPS, a whole number of at least 1, got '=3'"),
+        ({"max_steps": ("=3",)}, "max-steps: expected STEPS or TASK=STEPS, whole numbers of at least 1, got '=3'"),
         ({"num_epochs": 1.5}, "num-epochs: expected a whole number of at least 1 or none, got 1.5"),
         ({"batch_size": "many"}, "batch-size: expected a whole number of at least 1 or none, got 'many'"),
         ({"length": 3}, "length: expected a whole number of at least 4 or none, got 3"),
@@ -313,8 +321,15 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     LearnConfig(task_type="generation", missing_tasks="skip", instructions=True).read()
     shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
     assert told == [
-        {**shared, "order": "3", "task_type": None, "missing_tasks": "refuse", "instructions": False},
-        {**shared, "order": "random", "task_type": "generation", "missing_tasks": "skip", "instructions": True},
+        {**shared, "order": "3", "task_type": None, "metric": None, "missing_tasks": "refuse", "instructions": False},
+        {
+            **shared,
+            "order": "random",
+            "task_type": "generation",
+            "metric": None,
+            "missing_tasks": "skip",
+            "instructions": True,
+        },
     ]
 
 

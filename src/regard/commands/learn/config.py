@@ -94,6 +94,12 @@ class LearnConfig(Config):
     task_type: Literal["auto", "classification", "generation"] = config_field(
         "auto", "classification, generation (of answers), or auto (the first that the stream supports)"
     )
+    metric: Literal[
+        "auto", "rouge-l", "rouge-l-unicode", "exact-match", "accuracy", "choice", "edit-similarity", "sari"
+    ] = config_field(
+        "auto",
+        "score of answers to tasks of your own (default: rouge-l-unicode of free answers, exact-match of labels)",
+    )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
     instructions: bool = config_field(
         False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
@@ -112,8 +118,11 @@ class LearnConfig(Config):
         "least steps of a phase on a task's rows, which adds epochs to a task of few (laptop: 48; 0 with --num-epochs)",
         minimum=0,
     )
-    max_steps: tuple[str, ...] | None = config_field(
-        None, "maximum steps of a phase on a task's rows, each TASK=STEPS; or none", repeated=True, none_word=""
+    max_steps: tuple[Any, ...] | None = config_field(
+        None,
+        "maximum steps of a phase on a task's rows: STEPS for all tasks, TASK=STEPS for one; or none",
+        repeated=True,
+        none_word="",
     )
     learning_rate: float | None = config_field(
         None, "peak learning rate (laptop: 1e-4; 1e-3 where adapters alone are trained)", exclusive_minimum=0
@@ -168,6 +177,7 @@ class LearnConfig(Config):
                 object.__setattr__(self, name, value)
         if self.max_steps == ("none",):
             object.__setattr__(self, "max_steps", ())
+        object.__setattr__(self, "max_steps", self.max_steps and tuple(map(str, self.max_steps)))
         _ = self.step_limits  # which checks them
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
@@ -193,14 +203,24 @@ class LearnConfig(Config):
 
     @property
     def step_limits(self) -> dict[str, int]:
-        """Maximum number of steps by task name, for the tasks that have one."""
-        limits = {}
+        """Maximum number of steps by task name, for the tasks that have one of their own."""
+        return {name: steps for name, steps in self._parse_limits().items() if name}
+
+    @property
+    def default_step_limit(self) -> int | None:
+        """Maximum number of steps of the other tasks."""
+        return self._parse_limits().get("")
+
+    def _parse_limits(self) -> dict[str, int]:
+        """Return the maximum number of steps by task name, that of the other tasks under the empty name."""
+        limits: dict[str, int] = {}
         for item in self.max_steps or ():
-            name, _, steps = item.rpartition("=")
-            if not name or not steps.isdecimal() or not int(steps):
-                raise UserError(f"max-steps: expected TASK=STEPS, a whole number of at least 1, got {item!r}")
+            name, is_named, steps = item.rpartition("=")
+            if bool(name) != bool(is_named) or not steps.isdecimal() or not int(steps):
+                raise UserError(f"max-steps: expected STEPS or TASK=STEPS, whole numbers of at least 1, got {item!r}")
             if name in limits:
-                raise UserError(f"max-steps: expected each task once, got {name!r} twice")
+                found = f"each task once, got {name!r} twice" if name else "one number for all tasks, got two"
+                raise UserError(f"max-steps: expected {found}")
             limits[name] = int(steps)
         return limits
 
@@ -224,7 +244,9 @@ class LearnConfig(Config):
         if rate is None:
             has_adapters = lora is not None or self.lora_rank is not None or self.make_method().trains_adapters
             rate = next(iter(self.learning_rates), ADAPTER_RATE if has_adapters else FULL_RATE)
-        return TrainingBudget(**values, max_steps=self.step_limits, learning_rate=rate)
+        return TrainingBudget(
+            **values, max_steps=self.step_limits, default_max_steps=self.default_step_limit, learning_rate=rate
+        )
 
     def unused_rate(self) -> list[str]:
         """Warn about a learning rate that the method does not use."""
@@ -268,6 +290,7 @@ class LearnConfig(Config):
             part,
             None if part == STDLIB else data or (folder if part in STREAMS else None),
             task_type=None if self.task_type == "auto" else self.task_type,
+            metric=None if self.metric == "auto" else self.metric,
             order="paper" if is_of_first and part != self.parts[0] else self.order,
             **{name: getattr(self, name) for name in names},
         )
@@ -275,7 +298,8 @@ class LearnConfig(Config):
     def check_tasks(self, stream: Stream) -> None:
         """Check that tasks with a step limit are in the stream. Raises UserError."""
         names = [task.name for task in stream.tasks]
-        if self.max_steps != SCALES[self.scale]["max_steps"] and (unknown := set(self.step_limits).difference(names)):
+        unknown = set(self.step_limits).difference(names)
+        if self.max_steps != SCALES[self.scale]["max_steps"] and unknown:
             raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {min(unknown)!r}")
 
     def replace(self, **changes: Any) -> LearnConfig:

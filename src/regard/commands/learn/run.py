@@ -95,6 +95,10 @@ def learn(  # noqa: D417 - the options are described in the configuration
     scale: str | Unset = UNSET,
     protocol: Literal["clean", "paper"] | Unset = UNSET,
     task_type: Literal["auto", "classification", "generation"] | Unset = UNSET,
+    metric: Literal[
+        "auto", "rouge-l", "rouge-l-unicode", "exact-match", "accuracy", "choice", "edit-similarity", "sari"
+    ]
+    | Unset = UNSET,
     missing_tasks: Literal["refuse", "skip"] | Unset = UNSET,
     instructions: bool | Unset = UNSET,
     samples_per_class: int | Unset | None = UNSET,
@@ -105,7 +109,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     micro_batch_size: int | Unset | None = UNSET,
     num_epochs: int | Unset | None = UNSET,
     min_steps: int | Unset | None = UNSET,
-    max_steps: str | Sequence[str] | Unset | None = UNSET,
+    max_steps: int | str | Sequence[str] | Unset | None = UNSET,
     learning_rate: float | Unset | None = UNSET,
     lr_scheduler_type: Literal["linear", "constant"] | Unset | None = UNSET,
     warmup_ratio: float | Unset | None = UNSET,

@@ -26,7 +26,10 @@ from regard.report.panels import INKS
 from regard.report.terminal import WIDTH, plain, summary
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
-SCORE_NAMES = {"accuracy": "Accuracy", "rouge-l": "Rouge-L", "exact-match": "Exact match", "sari": "SARI"}
+SCORE_NAMES = {
+    **{"accuracy": "Accuracy", "exact-match": "Exact match", "sari": "SARI", "edit-similarity": "Edit similarity"},
+    **{"rouge-l": "Rouge-L", "rouge-l-unicode": "Rouge-L"},
+}
 MAX_WARNINGS = 4
 """Warnings of runs that a report repeats, at most."""
 
