@@ -12,6 +12,7 @@ import torch
 
 from regard.data import Source, prepare_corpus, train_tokenizer
 from regard.data import corpus as module
+from regard.data.files import find_files
 from regard.data.texts import PYTHON, find_text_files, identify_source, load_standard_library, read_source, sample_texts
 from regard.errors import UserError
 
@@ -365,3 +366,37 @@ def test_a_source_says_what_it_is_made_of() -> None:
         assert Source.parse(str(Source.parse(text))) == Source.parse(text)
     with pytest.raises(UserError, match=r"expected a positive number as the tokens in 'a=b.txt,tokens=0.5'"):
         Source.parse("a=b.txt,tokens=0.5")
+
+
+def test_text_of_one_block_is_refused_each_time(plain: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("x" * 12)
+    messages = []
+    for _ in range(2):
+        with pytest.raises(UserError) as caught:
+            prepare_corpus([Source("one", str(tmp_path / "one.txt"))], plain, length=10, folder=tmp_path / "c")
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+def test_a_run_knows_its_text_by_hashes_of_training_text_and_of_validation_text_of_its_own(
+    plain: Any, tmp_path: Path
+) -> None:
+    train, valid = write(tmp_path, "train.txt", 10), write(tmp_path, "valid.txt", 10, first=100)
+    sources = [Source("own", train, valid=valid), Source("cut", train)]
+    before = prepare_corpus(sources, plain, length=10, folder=tmp_path / "c")
+    assert list(before.hashes()) == ["own", "cut", "own (validation)"]
+    write(tmp_path, "valid.txt", 10, first=200)
+    after = prepare_corpus(sources, plain, length=10, folder=tmp_path / "c").hashes()
+    assert [name for name, sha256 in before.hashes().items() if after[name] != sha256] == ["own (validation)"]
+
+
+def test_hidden_copies_are_no_text(tmp_path: Path) -> None:
+    for name in ("book.txt", ".book.txt", ".ipynb_checkpoints/book-checkpoint.txt", "part/.old/more.txt", "part/x.txt"):
+        (tmp_path / ".data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / ".data" / name).write_text("text")
+    names = [file.relative_to(tmp_path / ".data").as_posix() for file in find_text_files(str(tmp_path / ".data"))]
+    assert names == ["book.txt", "part/x.txt"]
+    assert [path.name for path in find_files([tmp_path / ".data"], [".txt"], option="images", noun="image")] == [
+        "book.txt",
+        "x.txt",
+    ]

@@ -63,3 +63,11 @@ def test_what_was_counted_of_each_task_is_kept_of_all_parts() -> None:
     assert metadata["overlaps"] == {"a": 1, "f": 1}
     assert metadata["dev"] == "own"
     assert metadata["missing"] == ("x",)
+
+
+def test_the_first_part_keeps_its_order() -> None:
+    tasks = tuple(stream(name, name, "d", "t").tasks[0] for name in "abc")
+    first = replace(stream("x", "q", "r", "s"), tasks=(tasks[2], tasks[0], tasks[1]), order=(2, 0, 1))
+    part = first_part(join_streams([first, stream("y", "u", "v", "w")]))
+    assert (part.order, [task.name for task in part.tasks]) == ((2, 0, 1), ["c", "a", "b"])
+    assert [task.name for task in part.reorder((0, 1, 2)).tasks] == ["a", "b", "c"]

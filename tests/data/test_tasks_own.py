@@ -1,10 +1,13 @@
 """A user's own tables."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from regard.data import read_task
@@ -38,9 +41,9 @@ def test_a_label_of_one_row_stays_in_training(tmp_path: Path) -> None:
 
 
 def test_a_second_file_for_validation(tmp_path: Path) -> None:
-    train, held_out = jsonl(tmp_path / "a.jsonl", ROWS), jsonl(tmp_path / "b.jsonl", ROWS[3:4])
+    train, held_out = jsonl(tmp_path / "a.jsonl", ROWS), jsonl(tmp_path / "b.jsonl", [{"text": "new", "label": "yes"}])
     task = read_task(train, validation=held_out, metric="mcc")
-    assert (len(task.train), task.validation.texts, task.validation.labels) == (10, (("text 3",),), (1,))
+    assert (len(task.train), task.validation.texts, task.validation.labels) == (10, (("new",),), (1,))
     assert task.metric == "mcc"
     assert task.source == f"{train}, {held_out}"
 
@@ -54,7 +57,8 @@ def test_all_forms_read_alike(tmp_path: Path, suffix: str) -> None:
         table.to_parquet(path)
     else:
         table.to_csv(path, index=False, sep="," if suffix == ".csv" else "\t")
-    task = read_task(str(path), text="a,b", label="class", validation=path)
+    with pytest.warns(UserWarning, match="validation: 2 of 2 rows"):
+        task = read_task(str(path), text="a,b", label="class", validation=path)
     assert task.labels == ("9", "10")
     assert task.train.texts == (("x", "p"), ("y, z", "q"))
     assert task.train.labels == (1, 0)
@@ -63,13 +67,17 @@ def test_all_forms_read_alike(tmp_path: Path, suffix: str) -> None:
 def test_quotes_are_text_in_tsv_and_quotes_in_csv(tmp_path: Path) -> None:
     for suffix, tab in ((".tsv", "\t"), (".csv", ",")):
         (tmp_path / f"a{suffix}").write_text(f'text{tab}label\n"x"{tab}0\ny{tab}1\n', encoding="utf-8")
-    tsv, csv = (read_task(str(tmp_path / name), validation=tmp_path / name) for name in ("a.tsv", "a.csv"))
+    other = jsonl(tmp_path / "other.jsonl", [{"text": "z", "label": 0}])
+    tsv, csv = (read_task(str(tmp_path / name), validation=other) for name in ("a.tsv", "a.csv"))
     assert (tsv.train.texts[0], csv.train.texts[0]) == (('"x"',), ("x",))
 
 
 def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
     train = jsonl(tmp_path / "a.jsonl", ROWS)
-    held_out = jsonl(tmp_path / "b.jsonl", [*ROWS, {"text": "x", "label": "maybe"}])
+    held_out = jsonl(
+        tmp_path / "b.jsonl",
+        [{"text": f"new {number}", "label": "no"} for number in range(10)] + [{"text": "x", "label": "maybe"}],
+    )
     with pytest.raises(UserError, match=r"expected a label of no, yes in .*b.jsonl, line 11; got 'maybe'"):
         read_task(train, validation=held_out, rows=(1, 1))
 
@@ -84,8 +92,12 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
         ("a.jsonl", "\n[1]\n", "expected an object in .*a.jsonl, line 2, got list"),
         ("a.jsonl", '{"text": \n', "expected JSON in .*a.jsonl, line 1"),
         ("a.jsonl", "", "expected examples in .*a.jsonl, found none"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n', "expected two rows with one label in .*a.jsonl"),
-        ("a.jsonl", '{"text": "x", "label": 1}\n' * 9, "at least two classes in .*a.jsonl, got '1'"),
+        ("a.jsonl", '{"text": "x", "label": 1}\n', "expected two texts with one label in .*a.jsonl"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1}\n{"text": "y", "label": 1}\n' * 9,
+            "at least two classes in .*a.jsonl, got '1'",
+        ),
         ("a.csv", 'text,label\n"x,1\n', "expected CSV in .*a.csv, line 2"),
         ("a.csv", "text,label\nx,y,1\n", "expected 2 columns in .*a.csv, line 2, got 3"),
         ("a.csv", "sentence,label\nx,1\n", "expected the column 'text' in .*line 2, found sentence, label"),
@@ -116,7 +128,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], mess
 
 
 def test_f1_needs_two_classes(tmp_path: Path) -> None:
-    rows = [{"text": "x", "label": number % 3} for number in range(9)]
+    rows = [{"text": f"x {number}", "label": number % 3} for number in range(9)]
     with pytest.raises(UserError, match="expected two classes for f1, got 3"):
         read_task(jsonl(tmp_path / "a.jsonl", rows), metric="f1")
 
@@ -124,3 +136,52 @@ def test_f1_needs_two_classes(tmp_path: Path) -> None:
 def test_a_table_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"expected a file, there is no .*a.jsonl"):
         read_task(str(tmp_path / "a.jsonl"))
+
+
+def test_rows_with_the_same_text_are_on_the_same_side(tmp_path: Path) -> None:
+    rows = [{"text": f"text {number % 50}", "label": "ab"[number % 2]} for number in range(200)]
+    for seed in range(5):
+        task = read_task(jsonl(tmp_path / "a.jsonl", rows), seed=seed)
+        assert not set(task.train.texts) & set(task.validation.texts)
+        assert len(task.validation) == 40
+
+
+def test_a_text_of_most_rows_is_trained_on(tmp_path: Path) -> None:
+    rows = [{"text": "same", "label": "ab"[number % 2]} for number in range(20)]
+    path = jsonl(tmp_path / "a.jsonl", rows + [{"text": f"other {number}", "label": "a"} for number in range(5)])
+    for seed in range(5):
+        assert set(read_task(path, seed=seed).train.texts) >= {("same",)}
+    with pytest.raises(UserError, match=r"task: expected two texts with one label in .*, one for validation"):
+        read_task(jsonl(tmp_path / "b.jsonl", rows))
+
+
+def test_texts_to_validate_on_that_are_trained_on_are_told(tmp_path: Path) -> None:
+    train = jsonl(tmp_path / "a.jsonl", ROWS)
+    with pytest.warns(UserWarning, match=r"validation: 2 of 3 rows of .*b\.jsonl have texts of .*a\.jsonl, trained on"):
+        read_task(train, validation=jsonl(tmp_path / "b.jsonl", [*ROWS[:2], {"text": "new", "label": "no"}]))
+
+
+def test_spaces_around_a_label_are_none_of_it(tmp_path: Path) -> None:
+    rows = [row | {"label": row["label"] + " " * (number % 3)} for number, row in enumerate(ROWS)]
+    assert read_task(jsonl(tmp_path / "a.jsonl", rows)).labels == ("no", "yes")
+    with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 11, got ''"):
+        read_task(jsonl(tmp_path / "a.jsonl", [*rows, {"text": "x", "label": " "}]))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_column_that_is_there_twice_is_refused(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        columns = [pyarrow.array(list("abcd")), pyarrow.array(list("xyxy")), pyarrow.array(list("qrrq"))]
+        pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["text", "label", "label"]), path)
+    else:
+        path.write_text('{"text": "a", "label": "x", "label": "y"}\n')
+    with pytest.raises(UserError, match=r"task: expected each column once in .*, got 'label' twice"):
+        read_task(str(path))
+
+
+def test_the_hash_of_a_changed_task_is_another(tmp_path: Path) -> None:
+    task = read_task(jsonl(tmp_path / "a.jsonl", ROWS))
+    assert replace(task).sha256 == task.sha256
+    assert replace(task, validation=task.train).sha256 != task.sha256
+    assert replace(task, labels=("a", "b")).sha256 != task.sha256

@@ -402,3 +402,18 @@ def test_blanks_around_names_are_none_and_case_is_told(tmp_path: Path) -> None:
     both = records("mood") + [row | {"text": f"other {at}"} for at, row in enumerate(records("Mood"))]
     with pytest.warns(UserWarning, match=r"tasks of .* that differ in case alone are told apart, as mood and Mood"):
         read_stream(write(tmp_path / "tasks.csv", both))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_whole_numbers_written_as_floats_are_whole_numbers(tmp_path: Path, suffix: str) -> None:
+    rows = [{"task": task, "text": f"{task} {at}", "label": float(at % 2)} for task in "ab" for at in range(40)]
+    assert read_stream(write(tmp_path / f"a{suffix}", rows)).classes == ("a/0", "a/1", "b/0", "b/1")
+
+
+def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
+    rows = [{"task": task, "text": f"{task} {at}", "label": f"{at % 3 / 2}"} for task in "ab" for at in range(60)]
+    assert read_stream(write(tmp_path / "a.csv", rows)).classes == ("0.0", "0.5", "1.0")
+
+
+def test_a_split_is_a_name(tmp_path: Path) -> None:
+    assert "expected a split of train, dev" in message_of(write(tmp_path / "a.jsonl", records("a", split=["train"])))

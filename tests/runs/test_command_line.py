@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.text import Text
 
 from regard.runs import distributed
-from regard.runs.command_line import run_command
+from regard.runs.command_line import print_summary, run_command
 from regard.runs.work_dir import open_work_dir
 
 
@@ -43,3 +44,10 @@ def test_the_end_waits_for_no_other_process(
     assert (tmp_path / "out" / "results.json").read_text() == "regard test"
     assert not (tmp_path / "out.work").exists()
     assert "done" in capsys.readouterr().out
+
+
+def test_a_folder_with_brackets_is_named_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run[a]").mkdir()
+    (tmp_path / "run[a]" / "x").touch()
+    print_summary(Text(""), tmp_path / "run[a]")
+    assert f"Written to {tmp_path / 'run[a]'}: x" in capsys.readouterr().out

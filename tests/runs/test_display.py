@@ -64,3 +64,10 @@ def test_a_selection_that_finds_rows_is_silent(recwarn: pytest.WarningsRecorder)
     assert select_rows(table, {"layer": None})["head"].tolist() == [7]
     assert select_rows(table, {}).equals(table)
     assert not recwarn.list
+
+
+def test_null_is_one_of_several_values() -> None:
+    table = pd.DataFrame({"layer": [0.0, 1.0, float("nan")], "name": ["a", None, "b"], "value": [1, 2, 3]})
+    assert list(select_rows(table, {"layer": [None, 1]})["value"]) == [2, 3]
+    assert list(select_rows(table, {"layer": [1, 0]})["value"]) == [1, 2]
+    assert list(select_rows(table, {"name": ("b", None)})["value"]) == [2, 3]

@@ -1,8 +1,10 @@
 """Progress without a terminal: a line every interval, also while nothing is reported."""
 
 import time
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from regard.runs import progress
 from regard.runs.progress import PlainProgress, ProgressEvent, show_progress
@@ -35,3 +37,11 @@ def test_a_beat_says_nothing_shortly_after_a_line() -> None:
     shown(ProgressEvent(phase="training", milestone=True))
     shown.beat()
     assert lines == ["training"]
+
+
+def test_names_with_brackets_are_shown_as_they_are() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with progress._bar(console) as show:
+        show(ProgressEvent(phase="task [/b] of [red]", step=1, steps=2))
+    assert "task [/b] of [red]" in file.getvalue()

@@ -29,6 +29,7 @@ from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError, check_int
 
 TRAIN, VALID = "train", "valid"
+OWN = "own"  # how `Domain.split` calls validation text of another place
 _PURPOSES = {TRAIN: "train", VALID: "validate"}
 FEW_DOCUMENTS = 200
 OnProgress = Callable[[str, int], None]  # called with the name of a domain and its number of packed tokens
@@ -67,6 +68,11 @@ class Corpus:
     @property
     def length(self) -> int:
         return self.domains[0].train.length
+
+    def hashes(self) -> dict[str, str]:
+        """Return the hashes by which a resumed run knows its text: by domain, and of validation text of its own."""
+        own = {f"{domain.name} (validation)": domain.valid.sha256 for domain in self.domains if domain.split == OWN}
+        return {domain.name: domain.train.sha256 for domain in self.domains} | own
 
 
 def prepare_corpus(
@@ -130,7 +136,7 @@ class _SourcePacker:
             train, valid, split = self._pack_splits(fingerprint, valid_fraction)
         else:
             train = self._pack_all(source.where, fingerprint, source.tokens)
-            valid, split = self._pack_all(source.valid, identify_source(source.valid), None), "own"
+            valid, split = self._pack_all(source.valid, identify_source(source.valid), None), OWN
         return Domain(source.name, source.weight, train, valid, str(source), split)
 
     def _pack_all(self, where: str, fingerprint: str, max_tokens: int | None) -> TokenBlocks:
@@ -158,6 +164,7 @@ class _SourcePacker:
         if is_packed(folder, [TRAIN, VALID], expected):
             return TokenBlocks.load(folder, TRAIN), TokenBlocks.load(folder, VALID), "documents"
         blocks = TokenBlocks.load(folder)
+        check_num_blocks(blocks.metadata, length, where, min_rows=2)  # those of another call may be one
         num_train = len(blocks) - min(max(1, round(valid_fraction * len(blocks))), len(blocks) - 1)
         indices = torch.arange(len(blocks))
         return blocks.select(indices[:num_train]), blocks.select(indices[num_train:]), "end"

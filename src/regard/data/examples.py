@@ -1,6 +1,9 @@
 """Examples with labels, and the tasks that a probe is trained on."""
 
+import hashlib
+import json
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 IGNORE_INDEX = -100  # the label of positions without one, as `torch.nn.functional.cross_entropy` ignores it by default
@@ -31,4 +34,14 @@ class Task:
     train: Examples
     validation: Examples
     source: str  # files or hub repository
-    sha256: str  # of class names, texts and labels after sampling
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of class names, texts and labels, after sampling."""
+        digest = hashlib.sha256(json.dumps(self.labels).encode())
+        for examples in (self.train, self.validation):
+            digest.update(f"\n{len(examples)}\n".encode())
+            for index, texts in enumerate(examples.texts):
+                label = examples.labels[index] if examples.labels else None
+                digest.update(json.dumps([texts, label]).encode() + b"\n")
+        return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from regard.data.files import find_files, hash_files
 from regard.errors import UserError, describe_error, warn_user
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -33,6 +33,8 @@ class Images:
         image = self.items[index]
         if isinstance(image, Image.Image):
             return _make_rgb(image, f"image {index}")
+        if not isinstance(image, str | Path):
+            raise UserError(f"images: expected paths, or images of PIL (Image.fromarray), got {type(image).__name__}")
         try:
             with Image.open(image) as opened:
                 return _make_rgb(opened, str(image))
@@ -58,29 +60,3 @@ def read_images(paths: Sequence[str | Path]) -> Images:
     """Find the images of files and folders, in the order of their names within a folder. Raises UserError."""
     files = find_files(paths, SUFFIXES, option="images", noun="image")
     return Images(tuple(files), ", ".join(map(str, paths)), hash_files(files))
-
-
-def find_files(paths: Sequence[str | Path], suffixes: Sequence[str], *, option: str, noun: str) -> list[Path]:
-    """Return files, and those in folders that end in a suffix. Raises UserError."""
-    files: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
-            if not inside:
-                raise UserError(f"{option}: the folder {path} has no {noun} ({', '.join(suffixes)})")
-            files += inside
-        elif path.is_file():
-            files.append(path)
-        else:
-            raise UserError(f"{option}: expected a file or a folder of {noun}s, got {path}, which does not exist")
-    if not files:
-        raise UserError(f"{option}: expected at least one file or folder, got none")
-    return files
-
-
-def hash_files(files: Sequence[Path]) -> str:
-    """Return the SHA-256 of all files, one behind the other."""
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -53,7 +53,7 @@ def join_streams(parts: Sequence[Stream]) -> Stream:
 def first_part(stream: Stream) -> Stream:
     """Return the first of the streams that a stream was joined of; itself if it is one."""
     count = stream.metadata.get(PARTS, [len(stream)])[0]
-    return replace(stream, tasks=stream.tasks[:count], order=tuple(range(count)))
+    return replace(stream, tasks=stream.tasks[:count], order=stream.order[:count])
 
 
 def _drop_shared_rows(
@@ -69,8 +69,7 @@ def _drop_shared_rows(
         counts: dict[str, int] = {split: len(task.split(split)) - len(kept[split]) for split in SPLITS}
         if any(counts.values()):
             dropped[task.name] = counts
-            sha256 = {split: value for split, value in task.sha256.items() if not counts.get(split)}
-            task = replace(task, **kept, sha256=sha256)
+            task = replace(task, **kept)
         tasks.append(task)
     return add_row_hashes(replace(part, tasks=tuple(tasks))), dropped
 

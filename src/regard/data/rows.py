@@ -148,7 +148,7 @@ def make_text_task(raw: RawTask, metric: Metric) -> TextTask:
 
 
 def add_row_hashes(stream: Stream) -> Stream:
-    """Add the hash of each split that has none, by which a resumed run recognizes its stream."""
+    """Add the hash of each split, by which a resumed run recognizes its stream."""
     return replace(stream, tasks=tuple(_add_hashes(task) for task in stream.tasks))
 
 
@@ -156,8 +156,7 @@ _Task = TypeVar("_Task", bound=ClassificationTask | TextTask)
 
 
 def _add_hashes(task: _Task) -> _Task:
-    hashes: dict[str, str] = {split: task.sha256.get(split) or _hash_split(task, split) for split in SPLITS}
-    return replace(task, sha256=hashes)
+    return replace(task, sha256={split: _hash_split(task, split) for split in SPLITS})
 
 
 def _hash_split(task: ClassificationTask | TextTask, split: Split) -> str:

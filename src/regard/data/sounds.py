@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard.data.images import find_files, hash_files
+from regard.data.files import find_files, hash_files
 from regard.errors import UserError, describe_error
 
 SUFFIXES = (".wav",)
@@ -67,12 +67,13 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
     try:
         with wave.open(str(path), "rb") as opened:
             width, channels, rate = opened.getsampwidth(), opened.getnchannels(), opened.getframerate()
-            raw = np.frombuffer(opened.readframes(opened.getnframes()), dtype=np.uint8).reshape(-1, width)
+            frames = np.frombuffer(opened.readframes(opened.getnframes()), dtype=np.uint8).reshape(-1, width * channels)
     except (OSError, EOFError, ValueError, wave.Error) as error:
-        advice = "whole numbers of 8 to 32 bits (PCM)"
+        advice = "whole numbers of 8 to 32 bits (PCM); ffmpeg -i FILE -c:a pcm_s16le NEW.wav makes one"
         raise UserError(
             f"audio: {path} cannot be read: {describe_error(error)}; expected a .wav of {advice}"
         ) from error
+    raw = frames.reshape(-1, width)
     padded = np.zeros((len(raw), 4), dtype=np.uint8)
     padded[:, 4 - width :] = raw if width > 1 else raw ^ 128  # of 8 bits alone they are without sign
     samples = padded.view("<i4").astype(np.float32).reshape(-1, channels) / 2**31

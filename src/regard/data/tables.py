@@ -7,10 +7,12 @@ import codecs
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -72,6 +74,9 @@ def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
     return Table(str(path), tuple(rows), unit, option)
 
 
+_CONLL_GAP = re.compile("[ \t]+")  # a word may have other spaces, as that between thousands
+
+
 def read_conll(path: Path, task: str) -> Table:
     """Read the sentences of a CoNLL-2003 file with the tags of a task, "pos" or "ner"; the latter as BIO2.
 
@@ -83,8 +88,8 @@ def read_conll(path: Path, task: str) -> Table:
     tags: list[str] = []
     num_columns = first_line = 0
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
-        fields = line.split()
-        if fields and fields[0] != "-DOCSTART-":
+        fields = _CONLL_GAP.split(line.strip(" \t"))
+        if fields[0] and fields and fields[0] != "-DOCSTART-":
             allowed = (num_columns,) if num_columns else (2, 3, 4)
             num_columns = len(fields)
             if num_columns not in allowed:
@@ -163,6 +168,12 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
 
 
+def check_columns_once(names: Iterable[str], place: object, option: str) -> None:
+    """Raise UserError if a column that has a name is there twice."""
+    if twice := next((name for name, count in Counter(filter(None, names)).items() if count > 1), None):
+        raise UserError(f"{option}: expected each column once in {place}, got {twice!r} twice")
+
+
 def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
     check_columns((*columns.texts, columns.label), record, location, option)
     texts = tuple(record[name] for name in columns.texts)
@@ -170,6 +181,7 @@ def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line:
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string in the column '{name}' of {location}, got {text!r}")
     label = record[columns.label]
+    label = label.strip() if isinstance(label, str) else label
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
         raise UserError(f"{option}: expected a string or a whole number as label in {location}, got {label!r}")
     return TableRow(texts, str(label), line)
@@ -212,8 +224,7 @@ def _name_fields(
             if not fields:
                 continue
             header = fields
-            if twice := next((name for name, count in Counter(filter(None, header)).items() if count > 1), None):
-                raise UserError(f"{option}: expected each column once in {path}, got {twice!r} twice")
+            check_columns_once(header, path, option)
         elif fields:
             if len(fields) != len(header):
                 has_quotes = find_table_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
@@ -229,8 +240,10 @@ def _read_jsonl(path: Path, option: str) -> Records:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-        except ValueError as error:
+            record = json.loads(
+                line, object_pairs_hook=partial(_make_object, place=f"{path}, line {number}", option=option)
+            )
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
             raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
@@ -238,6 +251,11 @@ def _read_jsonl(path: Path, option: str) -> Records:
             location = f"under '{broken}' in {path}, line {number}"
             raise UserError(f"{option}: expected Unicode {location}, got half of a surrogate pair")
         yield number, record
+
+
+def _make_object(pairs: list[tuple[str, Any]], *, place: str, option: str) -> dict[str, Any]:
+    check_columns_once((name for name, _ in pairs), place, option)
+    return dict(pairs)
 
 
 def is_unicode(value: Any) -> bool:
@@ -253,6 +271,7 @@ def read_parquet(path: Path, option: str, columns: Sequence[str] = ()) -> Record
     """Read the rows of a Parquet file, a batch at a time; only some columns if the file has all of these."""
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            check_columns_once(file.schema_arrow.names, path, option)
             has_columns = columns and set(columns) <= set(file.schema_arrow.names)
             batches = file.iter_batches(batch_size=1024, columns=list(columns) if has_columns else None)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)

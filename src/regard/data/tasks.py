@@ -1,9 +1,7 @@
 """Tasks to train probes on: those of the PAPA paper, and a user's own tables."""
 
-import hashlib
-import json
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +9,8 @@ from pathlib import Path
 from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
-from regard.errors import UserError, check_choice
+from regard.data.rows import TextKey
+from regard.errors import UserError, check_choice, warn_user
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +108,7 @@ TASKS: Mapping[str, TaskSpec] = {
     "mlm": _WIKITEXT,
     "lm": _WIKITEXT,
 }
+_LONG_NUMBER = 20  # characters of labels that are sorted as names
 TABLE_METRICS = ("accuracy", "f1", "mcc")
 
 
@@ -174,7 +174,6 @@ def read_task(
         train=train,
         validation=held_out,
         source=source,
-        sha256=_hash_examples(labels, train, held_out),
     )
 
 
@@ -188,10 +187,10 @@ def _parse_columns(text: str | None, label: str | None) -> tables.Columns:
 def _read_user_table(path: Path, columns: tables.Columns, validation: str | Path | None, seed: int) -> _Tables:
     table = tables.read_table(path, columns)
     if validation is not None:
-        return table, tables.read_table(Path(validation), columns), f"{path}, {validation}"
+        return table, _read_validation(Path(validation), columns, table), f"{path}, {validation}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
-        raise UserError(f"task: expected two rows with one label in {path}, one for validation; there are none")
+        raise UserError(f"task: expected two texts with one label in {path}, one for validation; there are none")
     train, rest = (
         replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
@@ -200,14 +199,32 @@ def _read_user_table(path: Path, columns: tables.Columns, validation: str | Path
 
 
 def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:
-    """Sample the indices of a fifth of the rows, at least one, such that each label keeps a row."""
+    """Sample the indices of a fifth of the rows, at least one, such that each label keeps a row.
+
+    Rows with the same text stay together: none is trained on that is held out.
+    """
     remaining = Counter(row.label for row in rows)
+    copies: dict[TextKey, list[int]] = defaultdict(list)
+    for index, row in enumerate(rows):
+        copies[TextKey.of(row.texts)].append(index)
     held_out: set[int] = set()
     for index in _shuffled_range(len(rows), seed):
-        if len(held_out) < max(1, len(rows) // 5) and remaining[rows[index].label] > 1:
-            held_out.add(index)
-            remaining[rows[index].label] -= 1
+        same = copies[TextKey.of(rows[index].texts)]
+        labels = Counter(rows[copy].label for copy in same)
+        has_room = not held_out or len(held_out) + len(same) <= len(rows) // 5
+        if index not in held_out and has_room and all(remaining[label] > count for label, count in labels.items()):
+            held_out.update(same)
+            remaining -= labels
     return held_out
+
+
+def _read_validation(path: Path, columns: tables.Columns, train: tables.Table) -> tables.Table:
+    """Read a table to validate on; warn of texts that it has from the table to train on."""
+    table = tables.read_table(path, columns)
+    known = {TextKey.of(row.texts) for row in train.rows}
+    if shared := sum(TextKey.of(row.texts) in known for row in table.rows):
+        warn_user(f"validation: {shared} of {len(table.rows)} rows of {path} have texts of {train.name}, trained on")
+    return table
 
 
 def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
@@ -258,7 +275,7 @@ def _split_label(row: tables.TableRow) -> tuple[str, ...]:
 
 
 def _sort_key(name: str) -> tuple[bool, bool, int, str]:
-    is_integer = name.removeprefix("-").isdecimal()
+    is_integer = len(name) < _LONG_NUMBER and name.removeprefix("-").isdecimal()
     return name != "O", not is_integer, int(name) if is_integer else 0, name
 
 
@@ -295,13 +312,3 @@ def _shuffled_range(count: int, seed: int) -> list[int]:
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
-
-
-def _hash_examples(labels: tuple[str, ...], *splits: Examples) -> str:
-    digest = hashlib.sha256(json.dumps(labels).encode())
-    for examples in splits:
-        digest.update(f"\n{len(examples)}\n".encode())
-        for index, texts in enumerate(examples.texts):
-            label = examples.labels[index] if examples.labels else None
-            digest.update(json.dumps([texts, label]).encode() + b"\n")
-    return digest.hexdigest()

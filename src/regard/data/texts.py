@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard.data.files import list_files
 from regard.data.hub import HubSplit
 from regard.data.tables import (
     check_columns,
@@ -282,7 +283,7 @@ def find_text_files(where: str) -> list[Path]:
     path = Path(where).expanduser()
     allowed = ", ".join(SUFFIXES)
     if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and find_suffix(file) in SUFFIXES)
+        files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES]
         if not files:
             raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
         return files

@@ -1,5 +1,6 @@
 """Readers of a user's own tasks: a table of all, or a folder with tables for each; rows have labels or free answers."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "de
 USER_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
 INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
 """What a column of instructions, and one of free answers, may be called."""
+_WHOLE_NUMBER = re.compile(r"-?\d{1,18}(\.0+)?")  # pandas writes a column of integers with a gap as floats
 
 
 class _Record(NamedTuple):
@@ -52,7 +54,8 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     column split, the seed samples dev and test: a tenth and a fifth of each class. A folder has a folder per task with
     the tables train, test and optionally dev, with the same columns but task and split.
 
-    Integer classes belong to one task and get its name as a prefix. Other classes with the same name are one class.
+    Integer classes, also those written as 1.0, belong to one task and get its name as a prefix. Other classes with the
+    same name are one class.
 
     An instruction is the first of two texts, the others are joined as the second. Text-to-text tasks are those without
     labels, or of the task type "generation", which writes labels where there are no answers; their prompts are those of
@@ -67,7 +70,7 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     for row, record in zip(_read_rows(records, columns, path, ("task",)), records, strict=True):
         name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
         split: Any = record.values.get("split")
-        if has_splits and split not in SPLIT_NAMES:
+        if has_splits and (not isinstance(split, str) or split not in SPLIT_NAMES):
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
         tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
     _warn_of_case(tasks, f"tasks of {path}")
@@ -154,10 +157,11 @@ def _make_task(
         splits = dict(zip(SPLITS, divided, strict=True))
     labels = sorted({row.label for rows in splits.values() for row in rows})
     _warn_of_case(labels, f"labels of {name!r}")
-    if not columns.is_text and all(label.removeprefix("-").isdecimal() for label in labels):
-        labels = [f"{name}/{label}" for label in sorted(labels, key=int)]
+    if not columns.is_text and all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+        numbers = {label: label.partition(".")[0] for label in labels}
+        labels = [f"{name}/{label}" for label in sorted(dict.fromkeys(numbers.values()), key=int)]
         for split, rows in splits.items():
-            splits[split] = tuple(row._replace(label=f"{name}/{row.label}") for row in rows)
+            splits[split] = tuple(row._replace(label=f"{name}/{numbers[row.label]}") for row in rows)
     train = splits.get("train", ())
     train_labels = {row.label for row in train}
     return RawTask(
@@ -200,7 +204,7 @@ def _read_rows(
         tables.check_columns(required, values, location, tables.STREAM)
         answers: tuple[str, ...] = ()
         if columns.answer is None:
-            label = _parse_name(values["label"], f"a string or a whole number as label in {location}")
+            label = _parse_name(_undo_float(values["label"]), f"a string or a whole number as label in {location}")
             answers = (label,) if columns.is_text else ()
         else:
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
@@ -235,6 +239,11 @@ def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
     answers = value if isinstance(value, list) and value else [value]
     expected = f"an answer or a list of answers in the column '{column}' of {location}"
     return tuple(_parse_name(answer, expected) for answer in answers)
+
+
+def _undo_float(value: Any) -> Any:
+    """Return a whole number that was written as a float as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parse_name(value: Any, expected: str) -> str:

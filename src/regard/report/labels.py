@@ -176,7 +176,7 @@ def format_value(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key.replace('_', ' ')} {format_value(part)}" for key, part in value.items()) or "–"
+        return ", ".join(f"{str(key).replace('_', ' ')} {format_value(part)}" for key, part in value.items()) or "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):

@@ -37,6 +37,10 @@ class Command(ABC):
         options = ("--config", str(config), "--out", str(out), "--resume", "--overwrite")
         return ["-m", "regard", self.name, *options, *self.flags]
 
+    def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
+        """Return the files and folders with data that a run with these fields reads: other contents are another run."""
+        return []
+
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
         """Return whether a folder holds a finished run with these fields that is not damaged."""
         try:

@@ -76,4 +76,4 @@ def print_summary(summary: RenderableType, out: Path) -> None:
     console = Console(highlight=False)
     console.print(summary)
     names = ", ".join(sorted(path.name for path in out.iterdir() if not path.name.startswith(".")))
-    console.print(f"\nWritten to {out}: {names}", soft_wrap=True)
+    console.print(f"\nWritten to {out}: {names}", soft_wrap=True, markup=False)

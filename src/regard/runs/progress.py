@@ -120,7 +120,7 @@ def _bar(console: Console) -> Iterator[OnProgress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     notes: set[str] = set()
-    bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=console)
+    bar = Progress(TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), console=console)
     with bar:
         task = bar.add_task("starting", total=None)
 

@@ -23,7 +23,7 @@ def select_rows(table: pd.DataFrame, equal: Mapping[str, Any], name: str | None 
         if value is None:
             rows = table[table[column].isna()]
         elif isinstance(value, (list, tuple, set, range)):
-            rows = table[table[column].isin(list(value))]
+            rows = table[table[column].isin(list(value)) | (table[column].isna() & (None in value))]
         else:
             rows = table[table[column] == value]
             if column == "epsilon" and rows.empty:

@@ -1,5 +1,6 @@
 """`regard measure` on sounds: encoders, encoder–decoders, audio-language models, and what is refused."""
 
+import wave
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,14 @@ def test_whole_numbers_are_pcm(kind: str, values: list[int]) -> None:
     assert Sounds(({"array": swapped, "sampling_rate": 8000},), "here").read(0, 8000).tolist() == [-1.0, 0.5]
     with pytest.raises(UserError, match="expected samples as floats from -1 to 1, int16, int32 or uint8, got int64"):
         Sounds(({"array": np.array(values, "int64"), "sampling_rate": 8000},), "here").read(0, 8000)
+
+
+def test_a_sound_that_ends_within_a_sample_is_refused(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "whole.wav"), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(bytes(400))
+    (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:-2])
+    with pytest.raises(UserError, match=r"audio: .*cut\.wav cannot be read: .*; ffmpeg -i FILE -c:a pcm_s16le NEW"):
+        read_sounds([tmp_path / "cut.wav"]).read(0, RATE)

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 import regard
 from regard.commands.measure.result import MeasureResult
-from regard.data import read_images
+from regard.data import Images, read_images
 from regard.data.tokenizers import special_tokens
 from regard.errors import UserError
 from regard.models.model_files import Loaded
@@ -301,3 +301,8 @@ def test_a_model_behind_a_q_former_loads_by_its_folder(kind: str, tmp_path: Path
     assert {"encoder", "encoder@qformer", "cross@encoder@qformer", "decoder"} <= sites
     mass = result.frame("column_mass", site="cross@encoder@qformer").groupby("head")["value"].sum()
     assert mass.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+
+
+def test_arrays_are_no_images() -> None:
+    with pytest.raises(UserError, match=r"images: expected paths, or images of PIL \(Image\.fromarray\), got ndarray"):
+        Images((np.zeros((4, 4, 3), np.uint8),), "x").read(0)

@@ -250,7 +250,10 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         ('{"text": "w1"}\n', "task: expected the column 'label' in own.jsonl, line 1, found text"),
         ('{"text": "w1", "label": "a"}\n{"text"\n', "task: expected JSON in own.jsonl, line 2"),
         ('{"text": "w1", "label": 0.5}\n' * 4, "task: expected "),
-        ('{"text": "w1", "label": "a"}\n' * 4, "task: expected at least two classes in own.jsonl, got 'a'"),
+        (
+            '{"text": "w1", "label": "a"}\n{"text": "w2", "label": "a"}\n' * 4,
+            "task: expected at least two classes in own.jsonl, got 'a'",
+        ),
     ],
     ids=["empty", "no label", "no JSON", "a fraction", "one class"],
 )

@@ -175,6 +175,10 @@ def test_what_failed_is_named_and_what_is_done_is_kept(
     assert [job.key for job in jobs] == ["bert-a", "nothing-a"]
     assert regard(*line, "--resume").code == 2
     assert [job.key for job in jobs] == ["nothing-a"]
+    tasks[0].write_text(tasks[0].read_text().replace("a", "b"))
+    ended = regard(*line, "--resume")
+    assert ended.code == 2
+    assert "nothing (" not in ended.err, "over other rows no run goes on"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from regard import LearnResult
+from regard.commands.learn.config import LearnConfig
+from regard.commands.pretrain.config import PretrainConfig
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
 from regard.commands.sweep.state import SweepState
 from regard.commands.sweep.words import sweep_summary
@@ -359,3 +361,23 @@ def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
     assert len(found.table) == 4
     assert sorted(counted(out, "begun").values()) == [1, 1, 2, 2]
     assert set(counted(out, "ended").values()) == {1}
+
+
+def test_trials_over_other_data_do_not_join_those_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    data.mkdir()
+    (data / "a.txt").write_text("before")
+    monkeypatch.setattr(FAKE, "data_paths", lambda fields: [str(data), str(tmp_path / "missing")])
+    swept(out, {"rate": [0.0]})
+    (data / ".hidden").write_text("nothing to read")
+    assert len(swept(out, {"rate": [0.0, 1.0]}).table) == 2
+    (data / "a.txt").write_text("after")
+    with pytest.raises(UserError, match=f"--out: {out} holds trials over {data} as it was before"):
+        swept(out, {"rate": [0.0, 2.0]})
+    assert len(counted(out, "begun")) == 2
+
+
+def test_what_trials_read() -> None:
+    fields = PretrainConfig(data=("python", "a=books,valid=held.txt", "b@2=hub:x:en,tokens=1000")).to_dict()
+    assert COMMANDS["pretrain"]().data_paths(fields) == ["books", "held.txt"]
+    assert COMMANDS["learn"]().data_paths(LearnConfig(stream="news-series,own.csv").to_dict()) == ["own.csv"]

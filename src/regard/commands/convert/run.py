@@ -124,7 +124,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
         start = tokens_before(loaded.tokenizer)
         length = config.num_tokens - len(start)
         corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report_packing)
-        hashes = {domain.name: domain.metadata()["sha256"] for domain in corpus.domains}
+        hashes = corpus.hashes()
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
         sequences = _Sequences(BatchSampler(corpus, config.batch_size, config.seed), torch.tensor(start))

@@ -129,7 +129,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text, work)
         _warn_of_a_small_vocabulary(config, text.tokenizer)
-        hashes = {domain.name: domain.metadata()["sha256"] for domain in text.corpus.domains}
+        hashes = text.corpus.hashes()
         data_hashes = {"domains": hashes, "tokenizer": tokenizers.tokenizer_hash(text.tokenizer)}
         work.start({"config": config.identity(), "data": data_hashes})
         trained = training.train(

@@ -15,6 +15,7 @@ import pandas as pd
 from regard.commands.replace.config import ReplaceConfig
 from regard.commands.replace.page import several_page
 from regard.commands.replace.result import ReplaceResult
+from regard.data.files import hash_path
 from regard.errors import UserError
 from regard.runs.arguments import file_slug
 from regard.runs.launchers import Job, JobEvent, Launcher, run_jobs
@@ -98,6 +99,7 @@ def replace_several(
         UserError: Some runs failed; the others are kept.
     """
     identity = {"pairs": [vars(pair) for pair in pairs], "config": config.to_dict(), "arguments": list(arguments)}
+    identity["data"] = {pair.task: hash_path(path) for pair in pairs if (path := Path(pair.task)).is_file()}
     with open_work_dir(work_dir, command=config.command, parts=PARTS, resume=resume, keep=True) as work:
         work.start(identity)
         folder = work.folder.resolve() / RUNS

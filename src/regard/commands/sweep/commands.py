@@ -12,7 +12,7 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.pretrain.config import PRESETS, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
 from regard.data.stream_catalog import STREAMS
-from regard.data.texts import Source, check_source
+from regard.data.texts import HUB, PYTHON, Source, check_source
 from regard.errors import UserError
 from regard.runs.command import Command
 from regard.runs.result import read_metadata
@@ -44,6 +44,10 @@ class LearnCommand(Command):
             stream.read()
             self._readable.add(stream)
         return config.to_dict()
+
+    def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
+        parts = LearnConfig.from_dict(fields).parts
+        return [part for part in parts if part not in STREAMS]
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:
         """Return the metrics of continual learning by scenario, as `average_performance_til`, and the seconds."""
@@ -79,6 +83,11 @@ class PretrainCommand(Command):
         for source in config.data:
             check_source(Source.parse(source))
         return config.to_dict()
+
+    def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
+        sources = map(Source.parse, fields["data"])
+        places = [where for source in sources for where in (source.where, source.valid) if where is not None]
+        return [where for where in places if where != PYTHON and not where.startswith(HUB)]
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:
         metadata = read_metadata(folder, self.name)

@@ -102,7 +102,7 @@ class Comparison:
             for name, count in Counter(names.values()).items()
         ]
         keys = set(trials["key"])
-        unfinished = [(names[t["key"]], f"seed {format_value(t['seed'])}", t) for t in planned if t["key"] not in keys]
+        unfinished = [(names[t["key"]], f"seed {t['seed']}", t) for t in planned if t["key"] not in keys]
         return cls(trials, record, combinations, _find_metrics(trials), unfinished)
 
     def differences(self, metric: str) -> list[tuple[str, Difference]]:

@@ -157,6 +157,7 @@ def sweep(
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
         state = SweepState.open(folder, command.name)
+        state.add_data(dict.fromkeys(path for trial in trials for path in command.data_paths(trial.fields)))
         state.add({trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
         failed = _run_trials(command, trials, state, engine, retries, arguments, on_progress)
         return _collect(command, state, failed)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from regard.data.files import hash_path
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal, sha256_of_json
 from regard.runs.output_dir import read_json, write_file
@@ -39,7 +40,8 @@ class SweepState:
     """The trials in a folder by their keys, in the order they were added.
 
     `vary` and `command_line` are those of the last sweep in the folder. `trials` has how far each trial is: key, seed,
-    state, attempts and the last error. `fields` has all fields of each trial.
+    state, attempts and the last error. `fields` has all fields of each trial, `data` the hash of what a path held that
+    trials read.
     """
 
     folder: Path
@@ -48,6 +50,7 @@ class SweepState:
     command_line: str = ""
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    data: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def open(cls, folder: Path, command: str) -> SweepState:
@@ -64,6 +67,7 @@ class SweepState:
         if record["command"] != command:
             raise UserError(f"--out: {folder} holds a sweep of {record['command']}, expected one of {command}")
         state.vary, state.command_line = tuple(record["vary"]), record["command_line"]
+        state.data = dict(record.get("data", {}))
         for trial in record["trials"]:
             file = state.path(trial["key"])
             fields = read_json(file)
@@ -91,6 +95,16 @@ class SweepState:
         self.vary, self.command_line = tuple(vary), command_line
         self.write()
 
+    def add_data(self, paths: Iterable[str]) -> None:
+        """Add the hashes of what trials read. Raises UserError for what has changed since earlier trials read it."""
+        found = {path: hash_path(Path(path).expanduser()) for path in paths if Path(path).expanduser().exists()}
+        if changed := next((path for path, sha256 in found.items() if self.data.get(path, sha256) != sha256), None):
+            raise UserError(
+                f"--out: {self.folder} holds trials over {changed} as it was before; expected the same data, "
+                "or another folder"
+            )
+        self.data.update(found)
+
     def update(self, key: str, **changes: Any) -> None:
         """Record what happened to a trial."""
         self.trials[key].update(changes)
@@ -112,6 +126,7 @@ class SweepState:
             "command": self.command,
             "command_line": self.command_line,
             "vary": vary,
+            "data": self.data,
             "seeds": sorted({trial["seed"] for trial in self.trials.values()}),
             "settings": {name: value for name, value in first.items() if name not in vary and name != "seed"},
             "trials": [
