@@ -12,7 +12,7 @@ from regard.adapters.lora import Mixture, hold
 from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 
 _NAME = "soft_prompts"
 
@@ -279,7 +279,7 @@ def reads_input_embeddings(encoder: Any) -> bool:
     tokens = [token for token in range(6) if token != encoder.config.pad_token_id]
     ids = torch.tensor([tokens[:4]], device=table.weight.device) % table.num_embeddings
     options = {"attention_mask": torch.ones_like(ids), "return_dict": True}
-    with eval_mode(encoder):
+    with eval_no_grad(encoder):
         from_ids = encoder(input_ids=ids, **options).last_hidden_state
         try:
             from_embeddings = encoder(inputs_embeds=table(ids), **options).last_hidden_state

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import UserError
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
 
 _NOT_READ = {"past_key_values", "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
@@ -166,7 +166,7 @@ class StateReader:
 
         handles = self._listen(capture)
         try:
-            with eval_mode(self.reader):
+            with eval_no_grad(self.reader):
                 self.reader(**given)
         except _StatesRead:
             return states
@@ -177,7 +177,7 @@ class StateReader:
 
     def _run_whole(self, given: dict[str, Any]) -> dict[int, Tensor]:
         """Run all layers of a model whose layers are no modules of their own."""
-        with eval_mode(self.reader):
+        with eval_no_grad(self.reader):
             outputs = self.reader(**{**given, "output_hidden_states": True, "return_dict": True})
         return {layer: outputs.hidden_states[layer] for layer in self.layers}
 

@@ -33,7 +33,7 @@ from regard.adapters.task_training import (
 )
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 from regard.models.generator import is_language_model
 
 Batches = Iterable[Mapping[str, Any]]
@@ -345,7 +345,7 @@ class SharedAdapters(AdapterModel):
 
     def _weights(self, batches: Batches) -> Tensor:
         _check_batches(batches)
-        with eval_mode(self):
+        with eval_no_grad(self):
             weights = [self.routing_weights(**check_batch(batch)).double().cpu() for batch in batches]
         if not weights:
             raise UserError("batches: expected at least one, got none")
@@ -353,7 +353,7 @@ class SharedAdapters(AdapterModel):
 
     def _mean_loss(self, batches: Batches, loss: Callable[..., Any] | None) -> float:
         total, num_losses = 0.0, 0
-        with eval_mode(self):
+        with eval_no_grad(self):
             for batch in batches:
                 count = self._count_batch_losses(batch, of_model=loss is None)
                 if count:

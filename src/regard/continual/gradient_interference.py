@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.errors import UserError
-from regard.hooks.layers import eval_mode
+from regard.models.model_files import eval_mode
 
 COLUMNS = ("task_index_a", "task_index_b", "dot", "cosine")
 """The columns of what `make_interference_table` gives."""

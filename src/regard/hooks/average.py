@@ -16,7 +16,7 @@ from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.layers import eval_mode, find_attention_layers, model_fingerprint
+from regard.hooks.layers import eval_no_grad, find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.routing import ModuleHook, observing
 
@@ -67,7 +67,7 @@ def average_attention(
     sums = _AttentionSums(layers, length)
     digest, samples, batches_done = hashlib.sha256(), 0, 0
     modules = list(dict.fromkeys(layer.module for layer in layers))
-    with eval_mode(model), observing(model, sums, modules, hooks=sums.hooks()):
+    with eval_no_grad(model), observing(model, sums, modules, hooks=sums.hooks()):
         for batch in batches:
             inputs = _prepare_inputs(batch, length, layout, next(model.parameters()).device)
             _use_labels_as_decoder_inputs(model, inputs)

@@ -183,7 +183,7 @@ def smallest_input(model: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_no_grad(model: nn.Module) -> Iterator[None]:
     """Turn dropout and gradients off inside the block; the mode of each module is restored."""
     training = [module for module in model.modules() if module.training]
     try:
@@ -204,5 +204,5 @@ def evaluation_mode(model: nn.Module, device: torch.device | None = None) -> Ite
         device: Where it draws numbers; None: the device of its first parameter.
     """
     device = device or next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eval_mode(model):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), eval_no_grad(model):
         yield

@@ -22,7 +22,7 @@ from regard.constants import Constants, Head
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
 from regard.hooks.head_operations import HeadOperation, list_heads, replacing_each_head
-from regard.hooks.layers import eval_mode, model_fingerprint
+from regard.hooks.layers import eval_no_grad, model_fingerprint
 from regard.hooks.operation import parse_attention
 
 MAX_CHARACTERS = 20_000
@@ -145,7 +145,7 @@ class Session:
         source = {"text": request.text[:200], "notes": notes}
         model = stage.loaded.model
         outputs: list[Any] = []
-        with eval_mode(model), stage.adapters(inputs), replacing_each_head(model, operations, stage.layers):
+        with eval_no_grad(model), stage.adapters(inputs), replacing_each_head(model, operations, stage.layers):
             of_pair = stage.answerer(**pair_inputs) if pair_inputs else None
             look = look_at_inputs(
                 stage.loaded, inputs, source, config, lambda: outputs.append(stage.answerer(**inputs))
@@ -167,7 +167,7 @@ class Session:
     def _predict_plain(self, index: int, text: str, pair: str) -> Prediction:
         stage = self.stages.get(index)
         inputs, pair_inputs, _ = self._encode(stage, text, pair)
-        with eval_mode(stage.loaded.model), stage.adapters(inputs):
+        with eval_no_grad(stage.loaded.model), stage.adapters(inputs):
             of_pair = stage.answerer(**pair_inputs) if pair_inputs else None
             return predict(stage, inputs, stage.answerer(**inputs), of_pair)
 

@@ -22,7 +22,7 @@ from regard.data import Images
 from regard.data.tokenizers import encode_beginning
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 from regard.hooks.matrices import CallRecorder, MatrixReader
 from regard.hooks.routing import observing
 from regard.models.inputs import text_inputs
@@ -169,7 +169,7 @@ def look_at_inputs(
 
     `data` says where the inputs come from, and has `notes`.
     """
-    with eval_mode(loaded.model):
+    with eval_no_grad(loaded.model):
         patches = find_patches(loaded, inputs)
         observed, sites = _observe(loaded, forward or (lambda: loaded.model(**inputs)), patches, config)
     return {

@@ -20,7 +20,7 @@ from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.perturbation import PairedSpread
@@ -112,7 +112,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
-        with eval_mode(loaded.model), observing as observer:
+        with eval_no_grad(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)

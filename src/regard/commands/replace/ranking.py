@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.constants import Constants, Head, count_dynamic
 from regard.hooks import watching
-from regard.hooks.layers import eval_mode
+from regard.hooks.layers import eval_no_grad
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def rank_by_input_dependence(constants: Constants) -> HeadRanking:
 
 def rank_by_output_norm(model: nn.Module, batches: Iterable[Mapping[str, Tensor]], constants: Constants) -> HeadRanking:
     """Rank by the mean norm of what each head adds to the residual stream."""
-    with eval_mode(model), watching(model, "head_output_norm") as observer:
+    with eval_no_grad(model), watching(model, "head_output_norm") as observer:
         for batch in batches:
             model(**batch)
     rows = observer.frame("head_output_norm")
