@@ -57,15 +57,6 @@ class _PastRows(NamedTuple):
         return row_divergences(self.targets, attention.scores(self.vectors)) / self.sizes
 
 
-def router_loss(attention: SharedAttention, vectors: Tensor, earlier: Sequence[PastTask], index: int = -1) -> Tensor:
-    """Return the mean −log a of a task's own adapter at `index`, plus the divergences of earlier tasks."""
-    return _own_loss(attention, vectors, index) + divergences(attention, earlier).sum()
-
-
-def _own_loss(attention: SharedAttention, vectors: Tensor, index: int) -> Tensor:
-    return -attention.scores(vectors).log_softmax(-1)[:, index].mean()
-
-
 def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> Tensor:
     """Return the divergence of each earlier task's weights from its target, (task,)."""
     if not earlier:
@@ -89,6 +80,7 @@ def warm_up_router(
 ) -> float:
     """Train the key of a task's adapter and the maps with AdamW; return the loss of the last step.
 
+    The loss is the mean −log a of the rows' own adapter, plus the divergences of earlier tasks.
     `vectors` (row, width) are query vectors of the task's rows. A step samples at most `batch` of them, and as many of
     those of all earlier tasks together, each task alike often: it costs the same at any number of tasks. The learning
     rate rises to `rate` for the fraction `warmup` of `steps`, then falls linearly to 0.
@@ -109,7 +101,7 @@ def warm_up_router(
         factor = min(1.0, (step + 1) / max(1.0, warmup * steps)) * (1 - step / steps)
         for group in optimizer.param_groups:
             group["lr"] = rate * factor
-        loss = _own_loss(attention, _sample_rows(vectors, batch, generator), own)
+        loss = -attention.scores(_sample_rows(vectors, batch, generator)).log_softmax(-1)[:, own].mean()
         if past_rows is not None:
             loss = loss + past_rows.sample(batch, generator).losses(attention).sum()
         optimizer.zero_grad(set_to_none=True)
