@@ -245,7 +245,7 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
         )
     inputs, references = task.split(split).inputs, task.split(split).targets
     grades = torch.zeros(len(references), dtype=torch.float64)
-    for row, answer in _generate_by_row(learner, task, split, sharded=True):
+    for row, answer in generate_answers(learner, task, split):
         grades[row] = score_answer(task.metric, answer, references[row], inputs[row])
     if processes.world_size() > 1:
         grades = grades.to(learner.device)
@@ -255,19 +255,18 @@ def score_text(learner: Learner, task: TextTask, *, split: Split = "test") -> Sc
     return Score(100 * sum(values) / len(values), None, len(values), right)
 
 
-def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test") -> list[str]:
-    """Return what the network answers to each row of a split of a task, which need not be one of the stream."""
-    return [answer for _, answer in sorted(_generate_by_row(learner, task, split, sharded=False))]
+def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test") -> Iterator[tuple[int, str]]:
+    """Generate this process's share of the answers to a split of a task, which need not be one of the stream.
 
-
-def _generate_by_row(learner: TextLearner, task: TextTask, split: Split, *, sharded: bool) -> Iterator[tuple[int, str]]:
-    """Return rows of a split, all or this process's share, each with its answer; the shortest prompts first."""
+    Yields:
+        Each row with its answer; the shortest prompts first.
+    """
     task_index = next((index for index, other in enumerate(learner.stream.tasks) if other is task), NO_TASK)
     in_stream = task_index != NO_TASK
     encoded = learner.encoded_split(task_index, split) if in_stream else learner.encode_pairs(task.split(split))
     order = encoded.attention_mask.sum(1).argsort(stable=True)
     with learner.evaluation_mode(), torch.no_grad():
-        for rows in (processes.local_shard(order) if sharded else order).split(learner.budget.eval_batch_size):
+        for rows in processes.local_shard(order).split(learner.budget.eval_batch_size):
             if not len(rows):  # of a process with no row to answer, of so few
                 return
             prompts, answers = ([read(row) for row in rows.tolist()] for read in (encoded.prompt, encoded.answer))

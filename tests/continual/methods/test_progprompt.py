@@ -163,7 +163,7 @@ def test_answers_to_old_tasks_stay_as_they_are(kind: small_text_tasks.Kind) -> N
 
     def note(_: Learner, learnt: int) -> None:
         seen.append(
-            [generate_answers(learner, cast(TextTask, learner.stream.tasks[task]), "test") for task in range(learnt)]
+            [dict(generate_answers(learner, cast(TextTask, learner.stream.tasks[task]))) for task in range(learnt)]
         )
 
     found = run_stream(learner, method, on_task=note).rows["matrix"]
