@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.lora import hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
@@ -100,13 +101,8 @@ class AdapterNetwork(FrozenModelNetwork):
         """Return how much each row gets of each adapter in use, (row, adapter) or (adapter,): all of each."""
         return torch.ones(int(self.count), device=self.count.device) if int(self.count) else None
 
-    @contextmanager
-    def use_only(self, adapter: int) -> Iterator[None]:
-        before, self._forced = self._forced, adapter
-        try:
-            yield
-        finally:
-            self._forced = before
+    def use_only(self, adapter: int) -> AbstractContextManager[None]:
+        return hold(self, _forced=adapter)
 
     def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
         if self._forced is None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.lora import hold
 from regard.adapters.prompt_pool import PromptAdapterPool, embedding_reader
 from regard.adapters.queries import StateReader
 from regard.adapters.reflection import Density, mean_weights
@@ -334,22 +335,19 @@ class Sapt(method.Method):
 
     def _balance_strength(self, learner: Learner, task: int) -> float:
         """Return λ that makes the divergence's gradient in the maps `gradient_balance` times as long as the task's."""
-        network, previous_task = learner.network_as(SaptNetwork), learner.task
-        learner.task = task
-        attention = self._attention(learner)
+        network, attention = learner.network_as(SaptNetwork), self._attention(learner)
         maps = [attention.down, attention.up]
         items = learner.sample_examples(task, "train", BALANCE_BATCHES * learner.budget.batch_size)
         batch_size = learner.budget.micro_batch_size or learner.budget.batch_size
         loss_gradients = [torch.zeros_like(parameter) for parameter in maps]
         count = 0
-        with learner.loss_mode(), torch.enable_grad():
+        with hold(learner, task=task), learner.loss_mode(), torch.enable_grad():
             for rows in learner.iterate_batches(items, size=batch_size):
                 count += int((rows["labels"] != IGNORE_INDEX).sum())
                 loss = learner.cross_entropy(network(rows), rows)
                 for target, gradient in zip(loss_gradients, torch.autograd.grad(loss, maps), strict=True):
                     target += gradient
             divergence_gradients = torch.autograd.grad(self.mean_divergence(learner), maps)
-        learner.task = previous_task
         loss_norm, divergence_norm = (
             torch.cat([parameter.flatten() for parameter in gradients]).norm()
             for gradients in (loss_gradients, divergence_gradients)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from regard.adapters.lora import hold
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
@@ -54,11 +55,9 @@ class SeekrNetwork(SharedAdapterNetwork):
     @contextmanager
     def record_attention(self) -> Iterator[list[CapturedWeights]]:
         """While it lasts, the list has what each layer was asked for in the last forward."""
-        previous, self._reads = self._reads, []
-        try:
-            yield self._reads
-        finally:
-            self._reads = previous
+        reads: list[CapturedWeights] = []
+        with hold(self, _reads=reads):
+            yield reads
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         if self._reads is None:
