@@ -146,8 +146,7 @@ class Learner:
 
     def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
         """Return the sum of the cross-entropies, after `mask_logits`; rows labeled −100 add nothing."""
-        masked = self.mask_logits(logits, rows["tasks"])
-        return nn.functional.cross_entropy(masked, rows["labels"], ignore_index=IGNORE_INDEX, reduction="sum")
+        return sum_cross_entropy(self.mask_logits(logits, rows["tasks"]), rows["labels"])
 
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """Mask the logits (row, class) of the stream's classes that a row is not contrasted with; other words stay."""
@@ -220,6 +219,12 @@ def group_by_length(lengths: Sequence[int], most: int) -> list[int]:
         sizes[-1] += 1
         tokens += length
     return sizes if lengths else []
+
+
+def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the sum of the cross-entropies of rows, or of answers' tokens, in float32 at least; −100 adds nothing."""
+    wide_logits, targets = as_float32(logits).flatten(0, -2), labels.flatten()
+    return nn.functional.cross_entropy(wide_logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def row_losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -75,9 +75,6 @@ class TextLearner(Learner):
         answers = [self.encoded_split(task, split).answer(row) for task, row in items]
         return pad_batch(prompts, answers, self.pad_token_id) | {"tasks": tasks, "rows": rows}
 
-    def cross_entropy(self, logits: Tensor, rows: dict[str, Tensor]) -> Tensor:
-        return sum_cross_entropy(logits, rows["labels"])
-
     def mask_logits(self, logits: Tensor, tasks: Tensor) -> Tensor:
         """Return the logits (row, token, word) as they are: every task may say every word."""
         return as_float32(logits)
@@ -108,12 +105,6 @@ def decode_answers(ids: Tensor, tokenizer: Any, generator: Generator, *, strip: 
     answers = [list(takewhile(lambda token: token not in ends, row)) for row in ids.tolist()]
     texts = [tokenizer.decode(answer, skip_special_tokens=True) for answer in answers]
     return [text.strip() for text in texts] if strip else texts
-
-
-def sum_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the sum of the cross-entropies of answers (row, token), in float32 at least; −100 adds nothing."""
-    wide_logits, targets = as_float32(logits).flatten(0, 1), labels.flatten()
-    return nn.functional.cross_entropy(wide_logits, targets, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def pad_batch(prompts: Sequence[Tensor], answers: Sequence[Tensor], pad: int) -> dict[str, Tensor]:

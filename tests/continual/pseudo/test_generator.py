@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.continual.learner import sum_cross_entropy
 from regard.continual.pseudo import generator
 from regard.continual.pseudo.generator import (
     GeneratorTrainingConfig,
@@ -21,7 +22,7 @@ from regard.continual.pseudo.generator import (
 )
 from regard.continual.pseudo.parsing import INPUT_MARK, QUESTION, find_frame
 from regard.continual.pseudo.stored import pack, unpack
-from regard.continual.text_learner import TextLearner, pad_batch, sum_cross_entropy
+from regard.continual.text_learner import TextLearner, pad_batch
 from regard.models.generator import IGNORE_INDEX
 from regard.training.placement import Rows
 from tests.continual.pseudo.small_pseudo import begun, defined, texts

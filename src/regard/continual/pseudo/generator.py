@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from regard import training
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual.adapter_network import AdapterNetwork
+from regard.continual.learner import sum_cross_entropy
 from regard.continual.pseudo.parsing import QUESTION, PromptFrame, drop_duplicates, find_frame
-from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch, sum_cross_entropy
+from regard.continual.text_learner import EncodedTexts, TextLearner, pad_batch
 from regard.continual.training_phase import Epochs, ExampleRef
 from regard.data.stream import TextPairs, TextTask
 from regard.models.generator import IGNORE_INDEX, Generator
