@@ -146,8 +146,13 @@ def test_parts_of_a_division(pool: LabeledRows, seed: int) -> None:
 
 
 def test_a_class_too_small_to_divide() -> None:
-    with pytest.raises(UserError, match="at least 3 texts of 'b' in here, one for each split, got 2"):
-        divide_rows(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
+    with pytest.warns(UserWarning, match="classes of here with fewer than 3 texts are trained on and not tested: 'b'"):
+        parts = divide_rows(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
+    assert [[row.label for row in part].count("b") for part in parts] == [4, 0, 0]
+    assert [[row.label for row in part].count("a") for part in parts] == [7, 1, 1]
+    expected = "at least 3 texts of a class in here, one for each split, got fewer of each: 'b', 'c'"
+    with pytest.raises(UserError, match=expected):
+        divide_rows(many("b", 2) + many("c", 1), (0.1, 0.2), 0, "here")
 
 
 # -- what splits have in common -----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from regard.data import read_stream
-from regard.data.stream import TextTask
+from regard.data.stream import SPLITS, ClassificationTask, TextTask
 from regard.errors import UserError
 
 Records = list[dict[str, Any]]
@@ -291,7 +291,10 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
         ({"task": None}, "expected the name of a task in {path}, line 1, got None"),
         ({"split": "all"}, "expected a split of train, dev, validation, valid, val, test in {path}, line 1, got 'all'"),
         ({"text_pair": "two"}, "expected one text in each row of 'a', or two in each, got both"),
-        ({"task": "lonely"}, "at least 3 texts of 'no' in 'lonely' of {path}, one for each split, got 1"),
+        (
+            {"task": "lonely"},
+            "at least 3 texts of a class in 'lonely' of {path}, one for each split, got fewer of each: 'no'",
+        ),
     ],
 )
 def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -300,11 +303,41 @@ def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -
     assert said.format(path=path) in message_of(path)
 
 
-@pytest.mark.parametrize("column", ["task", "text", "label"])
+@pytest.mark.parametrize("column", ["text", "label"])
 def test_missing_columns(tmp_path: Path, column: str) -> None:
     rows = [{name: value for name, value in row.items() if name != column} for row in records("a")]
     path = write(tmp_path / "mine.csv", rows)
     assert f"expected the column '{column}' in {path}, line 2, found " in message_of(path)
+
+
+def test_a_table_without_tasks_is_one_task(tmp_path: Path) -> None:
+    rows = [{name: value for name, value in row.items() if name != "task"} for row in records("a")]
+    with pytest.warns(UserWarning, match=r"tickets\.csv has no column 'task': its rows are one task, 'tickets'"):
+        (task,) = read_stream(write(tmp_path / "tickets.csv", rows)).tasks
+    assert (task.name, len(task.train) + len(task.dev) + len(task.test)) == ("tickets", 20)
+
+
+def test_a_class_of_one_text_is_trained_on(tmp_path: Path) -> None:
+    rows = [*records("a"), *records("b"), {"task": "b", "text": "once", "label": "rare"}]
+    with pytest.warns(UserWarning, match="classes of 'b' of .* with fewer than 3 texts .* not tested: 'rare'"):
+        task = read_stream(write(tmp_path / "a.jsonl", rows)).tasks[1]
+    assert isinstance(task, ClassificationTask)
+    rare = task.labels.index("rare")
+    assert [task.split(split).labels.count(rare) for split in SPLITS] == [1, 0, 0]
+
+
+def test_instructions_as_they_are_published_are_read(tmp_path: Path) -> None:
+    rows = [
+        {"task": "t", "instruction": f"Say {at}.", "input": "loudly" if at % 2 else "", "output": f"{at}!"}
+        for at in range(20)
+    ]
+    (task,) = read_stream(write(tmp_path / "a.jsonl", rows)).tasks
+    assert isinstance(task, TextTask)
+    pairs = [pair for split in SPLITS for pair in zip(task.split(split).inputs, task.split(split).targets, strict=True)]
+    expected = {(f"Say {at}.\n{'loudly' + chr(10) if at % 2 else ''}Output: ", (f"{at}!",)) for at in range(20)}
+    assert set(pairs) == expected
+    labelled = write(tmp_path / "b.jsonl", [row | {"label": "ab"[at % 2]} for at, row in enumerate(rows)])
+    assert "expected text in the column 'input'" in message_of(labelled)  # of classes, which need a text
 
 
 def test_texts_that_are_numbers(tmp_path: Path) -> None:
@@ -358,7 +391,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("list.jsonl", "[1]", "expected an object in"),
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
-        ("semicolons.csv", "task;text;label\na;b;c\n", "expected the column 'task' in"),
+        ("semicolons.csv", "task;text;label\na;b;c\n", "expected the column 'text' in"),
         ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
         ("mine.csv.gz", "text", "cannot read "),
     ):

@@ -12,12 +12,14 @@ from typing import Any
 import peft
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import regard
 from regard.errors import UserError
 from regard.models import load
+from regard.models.peft_adapters import TASK_CLASSES, unwrap_peft
 from regard.models.pretrained import as_loaded
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -89,6 +91,33 @@ def test_an_adapter_of_a_classifier_is_merged_into_its_encoder(saved: Saved) -> 
     model.save_pretrained(base.parent / "adapter")
     expected = model(ids(), output_hidden_states=True).hidden_states[-1]
     torch.testing.assert_close(load(str(base.parent / "adapter")).model(ids()).last_hidden_state, expected)
+
+
+@pytest.mark.parametrize("kind, task", [("bert", "SEQ_CLS"), ("bert", "TOKEN_CLS"), ("llama", "SEQ_CLS")])
+def test_a_head_of_any_number_of_classes_is_merged(kind: str, task: str, saved: Saved) -> None:
+    base = saved(kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        classifier = getattr(transformers, TASK_CLASSES[task]).from_pretrained(base, num_labels=5)
+        model = adapt(classifier, task_type=task, target_modules=ALL_LAYERS[kind][:2])
+    model.save_pretrained(base.parent / "adapter")
+    expected = model.base_model.model.base_model(ids()).last_hidden_state
+    torch.testing.assert_close(load(str(base), adapter=str(base.parent / "adapter")).model(ids())[0], expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_of_a_tied_head_are_refused_where_they_would_be_merged(saved: Saved) -> None:
+    base = saved("gpt2")
+    model = adapt(CLASSES["gpt2"].from_pretrained(base), task_type="CAUSAL_LM", target_modules=["lm_head"])
+    model.save_pretrained(base.parent / "adapter")
+    expected = (
+        r"adapter: expected one of layers with weights of their own, .* adapts lm_head, whose weight other layers"
+    )
+    with pytest.raises(UserError, match=expected):
+        load(str(base), adapter=str(base.parent / "adapter"))
+    with pytest.raises(UserError, match=expected):
+        unwrap_peft(model, merge=True)
+    assert unwrap_peft(model, merge=False) is model.get_base_model()
 
 
 def test_a_peft_model_is_measured_as_the_merged_one(saved: Saved) -> None:

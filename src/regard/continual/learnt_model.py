@@ -100,7 +100,7 @@ class LearntModel:
             batch_size: Texts a forward.
 
         Returns:
-            A label or an answer for each text.
+            A label or an answer for each text. Labels that are whole numbers are called TASK/NUMBER.
 
         Raises:
             UserError: There is no text, or no such task, or the method has to be told the task.

@@ -12,7 +12,7 @@ from typing import Any
 
 from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_rows
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 DEV_FRACTION = 0.1  # fraction of each class that is held out of training rows if there is no dev split
 
@@ -47,15 +47,21 @@ def sample_proportional(rows: LabeledRows, max_rows: int | None, seed: int) -> L
 def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: str) -> tuple[LabeledRows, ...]:
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
-    Rows with the same text and class stay together. Messages call the rows `name`.
+    Rows with the same text and class stay together. Classes with too few texts for each split stay in the remainder,
+    with a warning. Messages call the rows `name`. Raises UserError if all classes have too few.
     """
     labels = sorted({row.label for row in rows})
+    keys_of = {label: sorted({row.key for row in rows if row.label == label}) for label in labels}
+    rare = [label for label in labels if len(keys_of[label]) <= len(fractions)]
+    if rare:
+        count, listed = len(fractions) + 1, ", ".join(map(repr, rare[:8])) + (", …" if len(rare) > 8 else "")
+        if len(rare) == len(labels):
+            expected = f"at least {count} texts of a class in {name}, one for each split"
+            raise UserError(f"stream: expected {expected}, got fewer of each: {listed}")
+        warn_user(f"stream: classes of {name} with fewer than {count} texts are trained on and not tested: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
-    for label in labels:
-        keys = sorted({row.key for row in rows if row.label == label})
-        if len(keys) <= len(fractions):
-            required = f"at least {len(fractions) + 1} texts of {label!r} in {name}"
-            raise UserError(f"stream: expected {required}, one for each split, got {len(keys)}")
+    for label in (label for label in labels if label not in rare):
+        keys = keys_of[label]
         keys.sort(key=lambda key: rank_key("split", seed, key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):

@@ -19,6 +19,9 @@ SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "de
 USER_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
 INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
 """What a column of instructions, and one of free answers, may be called."""
+TEXT, OUTPUT = "text", ("output", "response", "completion")
+"""The column of texts, and what one of free answers may be called besides where there are no labels."""
+_INPUT = "input"  # the column of texts where there is no `TEXT`
 _WHOLE_NUMBER = re.compile(r"-?\d{1,18}(\.0+)?")  # pandas writes a column of integers with a gap as floats
 
 
@@ -42,6 +45,7 @@ class _UserRow(NamedTuple):
 class _Columns(NamedTuple):
     """Which columns are read, None without one, and whether the tasks are text to text."""
 
+    text: str
     instruction: str | None
     answer: str | None
     is_text: bool
@@ -51,8 +55,10 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     """Read tasks from a table or a folder.
 
     A table has the columns task, text and label or answer, and optionally text_pair, instruction and split. Without the
-    column split, the seed samples dev and test: a tenth and a fifth of each class. A folder has a folder per task with
-    the tables train, test and optionally dev, with the same columns but task and split.
+    column task its rows are one task, called as the file. Without the column split, the seed samples dev and test: a
+    tenth and a fifth of each class; classes of one text or two are in train alone. The columns input and output, of
+    instructions as they are published, are read as text and answer where these are missing. A folder has a folder per
+    task with the tables train, test and optionally dev, with the same columns but task and split.
 
     Integer classes, also those written as 1.0, belong to one task and get its name as a prefix. Other classes with the
     same name are one class.
@@ -67,8 +73,12 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     columns = _find_columns(records, task_type, str(path))
     has_splits = any("split" in record.values for record in records)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
-    for row, record in zip(_read_rows(records, columns, path, ("task",)), records, strict=True):
-        name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
+    only_task = None if any("task" in record.values for record in records) else path.name.partition(".")[0]
+    rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
+    if only_task is not None:
+        warn_user(f"stream: {path} has no column 'task': its rows are one task, {only_task!r}")
+    for row, record in zip(rows, records, strict=True):
+        name = only_task or _parse_name(record.values["task"], f"the name of a task in {record.location}")
         split: Any = record.values.get("split")
         if has_splits and (not isinstance(split, str) or split not in SPLIT_NAMES):
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
@@ -124,12 +134,16 @@ def _find_columns(records: Sequence[_Record], task_type: TaskType | None, name: 
     """Find the columns of instructions and answers; tasks without any label are text to text."""
     names = {column for record in records for column in record.values}
     found = {choices: [choice for choice in choices if choice in names] for choices in (INSTRUCTION, ANSWER)}
+    if not found[ANSWER] and "label" not in names:
+        found[ANSWER] = [choice for choice in OUTPUT if choice in names]
     is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
     for choices in (INSTRUCTION, ANSWER)[: 1 + is_text]:
         if len(found[choices]) > 1:
-            raise UserError(f"stream: expected one of the columns {' and '.join(choices)} in {name}, found both")
+            columns, all_of_them = " and ".join(found[choices]), "both" if len(found[choices]) == 2 else "all"
+            raise UserError(f"stream: expected one of the columns {columns} in {name}, found {all_of_them}")
     instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
-    return _Columns(instruction, answer if is_text else None, is_text)
+    text = _INPUT if TEXT not in names and _INPUT in names else TEXT
+    return _Columns(text, instruction, answer if is_text else None, is_text)
 
 
 def _make_task(
@@ -182,7 +196,7 @@ def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRo
     key, text = TextKey.of((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
     texts = (row.instruction, text) if row.instruction else row.texts
     if columns.is_text:
-        texts = (format_prompt(LONG_SEQUENCE, row.instruction, text),)
+        texts = (format_prompt(LONG_SEQUENCE, *((row.instruction, text) if text.strip() else ("", row.instruction))),)
     return LabeledRow(texts, row.label, key, row.answers)
 
 
@@ -200,7 +214,7 @@ def _read_rows(
 ) -> list[_UserRow]:
     rows = []
     for values, location in records:
-        required = (*extra_columns, "text", columns.answer or "label")
+        required = (*extra_columns, columns.text, columns.answer or "label")
         tables.check_columns(required, values, location, tables.STREAM)
         answers: tuple[str, ...] = ()
         if columns.answer is None:
@@ -209,15 +223,19 @@ def _read_rows(
         else:
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
         instruction = _parse_instruction(values, columns.instruction, location)
-        rows.append(_UserRow(_parse_texts(values, location), label, instruction, answers, location))
+        may_be_blank = columns.is_text and bool(instruction)  # which says all, as often where texts are inputs
+        texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
+        rows.append(_UserRow(texts, label, instruction, answers, location))
     if all(_is_number(row.texts[0]) for row in rows):
-        raise UserError(f"stream: expected text in the column 'text' of {path}, got numbers alone")
+        raise UserError(f"stream: expected text in the column '{columns.text}' of {path}, got numbers alone")
     return rows
 
 
-def _parse_texts(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
+def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
     """Return one text or two; a text_pair that is null or empty is none."""
-    columns = ["text"] if values.get("text_pair") in (None, "") else ["text", "text_pair"]
+    columns = [text] if values.get("text_pair") in (None, "") else [text, "text_pair"]
+    if may_be_blank and (values[text] is None or not str(values[text]).strip()):
+        return ("",)
     for column in columns:
         if not isinstance(values[column], str) or not values[column].strip():
             raise UserError(f"stream: expected text in the column '{column}' of {location}, got {values[column]!r}")

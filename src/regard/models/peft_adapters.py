@@ -3,11 +3,14 @@
 import copy
 import json
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors.torch import load_file
+from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from regard.errors import UserError, naming_option, warn_user
@@ -24,6 +27,7 @@ TASK_CLASSES = {
     "FEATURE_EXTRACTION": "AutoModel",
 }
 """The class that an adapter was trained on, by the task in its configuration."""
+CLASSIFIERS = tuple(getattr(transformers, TASK_CLASSES[task]) for task in ("SEQ_CLS", "TOKEN_CLS"))
 _PREFIX = "base_model.model."
 
 
@@ -67,6 +71,22 @@ def select_adapter_class(folder: Path, config: Any, auto_class: Any) -> Any:
     return auto_class
 
 
+def count_labels(folder: Path, config: Any, auto_class: Any, *, trust_remote_code: bool = False) -> int:
+    """Return the classes of the head that an adapter brings, or those of the configuration if it brings none.
+
+    The configuration of a base model does not know them: it has two unless it says more.
+    """
+    with torch.device("meta"):
+        own = auto_class.from_config(config, trust_remote_code=trust_remote_code).state_dict()
+    given = {key.removeprefix(_PREFIX): tensor.shape for key, tensor in _read_weights(folder).items()}
+    heads = (
+        shape
+        for name, shape in given.items()
+        if name in own and own[name].shape[0] == config.num_labels and own[name].shape[1:] == shape[1:]
+    )
+    return next((shape[0] for shape in heads if shape[0] != config.num_labels), config.num_labels)
+
+
 def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
     """Return the model with an adapter merged into its weights.
 
@@ -88,6 +108,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
         for key, tensor in weights.items():
             if key not in loaded or not loaded[key].cpu().to(tensor.dtype).equal(tensor):
                 raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
+        _check_weights_are_own(adapted, f"'{name}'")
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
@@ -103,7 +124,23 @@ def unwrap_peft(model: Any, *, merge: bool) -> Any:
     config = model.active_peft_config
     if config.is_prompt_learning:
         raise UserError(_refuse_prompts(config, f"a {type(model).__name__}"))
-    return copy.deepcopy(model).merge_and_unload() if merge else model.get_base_model()
+    if not merge:
+        return model.get_base_model()
+    _check_weights_are_own(model, f"that of a {type(model).__name__}")
+    return copy.deepcopy(model).merge_and_unload()
+
+
+def _check_weights_are_own(model: nn.Module, name: str) -> None:
+    """Refuse adapted layers whose weight others have too, as a tied head: merged, the adapter would change them all."""
+    parents = Counter(id(child) for module in model.modules() for child in module.children())
+    owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
+    for layer_name, layer in model.named_modules():
+        base = getattr(layer, "base_layer", None)
+        if isinstance(base, nn.Module) and (parents[id(base)] > 1 or owners[id(base._parameters.get("weight"))] > 1):
+            raise UserError(
+                f"adapter: expected one of layers with weights of their own, to be merged; {name} adapts "
+                f"{layer_name.removeprefix(_PREFIX)}, whose weight other layers have too"
+            )
 
 
 def _refuse_prompts(config: Any, name: str) -> str:

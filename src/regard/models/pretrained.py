@@ -157,6 +157,9 @@ def load(
         if adapter_folder is not None:
             auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
             files = [*files, adapter_folder / model_files.ADAPTER_WEIGHTS]
+            if auto_class in peft_adapters.CLASSIFIERS:
+                options_of_code = {"trust_remote_code": trust_remote_code}
+                config.num_labels = peft_adapters.count_labels(adapter_folder, config, auto_class, **options_of_code)
         with as_user_error(f"model: '{name}' cannot be built:"):
             if isinstance(config, ClassifierConfig):
                 model = _load_encoder(folder, config, name, seed if random_weights else None, **options)

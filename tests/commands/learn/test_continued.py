@@ -123,7 +123,7 @@ def test_other_rows_models_and_tasks_are_refused(tmp_path: Path) -> None:
     run_over(first(stream(4), 2), tmp_path / "part")
     after = tmp_path / "part" / "run"
     for tasks, told in (
-        (stream(3), "^continue: the dev rows of .* are not those of the run"),
+        (stream(3), "^continue: the train rows of .* are not those of the run"),
         (first(stream(4), 1), "^continue: expected the run's tasks first, .* got no task"),
         (first(stream(4), 2), "^continue: expected a task more than the run has, got none"),
     ):

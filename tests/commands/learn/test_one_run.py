@@ -488,12 +488,12 @@ def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
     labelled.write_text("".join(json.dumps({**one, "label": one["answer"][0]}) + "\n" for one in rows))
     given: dict[str, Any] = {"num_epochs": 1, "batch_size": 4, "target_length": 5, "diagnostic_samples": 0}
     found = learn(answered, "sequential-lora", small_text_tasks.loaded(), order="paper", **given)
-    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l"}
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l-unicode"}
     assert len(found.accuracy_matrix) == 5
     assert found.metadata["runs"][0]["length"] == 16, "fitted: an instruction, at most ten words and the prompt's"
     assert found.metadata["runs"][0]["truncation"] == []
     found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
-    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l"}
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l-unicode"}
     labelled.write_text(labelled.read_text().replace('"answer"', '"other"'))
     found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
     assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match"}
