@@ -388,3 +388,10 @@ def test_a_model_is_saved_after_replacing_and_not_inside(tmp_path: Path) -> None
     model.save_pretrained(tmp_path / "after")
     loaded = BertModel.from_pretrained(tmp_path / "after").state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in before.items())
+
+
+def test_layers_with_the_same_tensor_are_saved(tmp_path: Path) -> None:
+    matrix = torch.full((2, 4, 4), 0.25)
+    shared = Constants(matrices={("encoder", 0): matrix, ("encoder", 1): matrix}, origin=Origin(source="average"))
+    found = Constants.load(shared.save(tmp_path / "c"))
+    assert all(found.matrices["encoder", layer].equal(matrix) for layer in (0, 1))

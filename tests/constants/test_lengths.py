@@ -191,3 +191,10 @@ def test_a_fit_serves_longer_inputs(model: Any) -> None:
         model(**inputs)
     with regard.replacing(model, to_length(short, 31)):
         assert bool(model(**inputs)[0].isfinite().all())
+
+
+def test_constants_in_double_precision_take_another_length() -> None:
+    matrix = regular(4)
+    found = to_length(one(matrix.double()), 6).matrices["encoder", 0]
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), to_length(one(matrix), 6).matrices["encoder", 0])

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import regard
 from regard.errors import UserError
-from regard.hooks import average_attention
+from regard.hooks import average_attention, replacing
 from regard.hooks.constant_heads import ConstantHeads
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 
@@ -148,3 +148,45 @@ def test_what_has_no_constants_of_one_length_is_refused() -> None:
     several = [average_attention(model, [_ids(4, length)], length) for length in (4, LENGTH)]
     with pytest.raises(UserError, match="expected those of one length, to be trained; got several"):
         begin_training_constants(regard.replaced(model, several))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_queries_and_keys_that_were_trained_inside_stay_trained(kind: str) -> None:
+    sizes: dict[str, Any] = {"vocab_size": 40, "bos_token_id": 1, "eos_token_id": 2, "initializer_range": 0.3}
+    torch.manual_seed(0)
+    model: Any = (
+        LlamaForCausalLM(
+            LlamaConfig(**sizes, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2)
+        )
+        if kind == "llama"
+        else GPT2LMHeadModel(GPT2Config(**sizes, n_embd=16, n_layer=2, n_head=2))
+    ).eval()
+    ids = torch.randint(3, 40, (2, 8))
+    constants = average_attention(model, [ids], 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with replacing(model, constants, [(0, 0)]):
+        expected = model(input_ids=ids, labels=ids).loss.detach()
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())
+    with replacing(model, constants, [(0, 0)]):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+        trained = model(input_ids=ids, labels=ids).loss.detach()
+    assert trained < expected
+    with replacing(model, constants, [(0, 0)], any_model=True):
+        torch.testing.assert_close(model(input_ids=ids, labels=ids).loss, trained)
+
+
+def test_averages_are_made_over_embeddings_in_half_precision() -> None:
+    sizes = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).bfloat16().eval()
+    states = torch.randn(2, 6, 16).bfloat16()
+    assert average_attention(model, [{"inputs_embeds": states}], 8).origin.data["samples"] == 2

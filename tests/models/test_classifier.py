@@ -506,3 +506,22 @@ def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Pat
     assert torch.equal(again.head.others, classifier.head.others)
     with pytest.raises(UserError, match="expected none with the head linear"):
         Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], label_words=3)
+
+
+def test_a_trainer_takes_the_same_steps_however_batches_are_split(tmp_path: Path) -> None:
+    history = []
+    for size, steps in ((8, 1), (2, 4)):
+        model = over("bert").eval()
+        data = [{"input_ids": torch.arange(3, 11) + row, "labels": row % 2} for row in range(8)]
+        options: dict[str, Any] = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+        options |= {"max_steps": 1, "logging_steps": 1, "max_grad_norm": 1e9, "report_to": [], "use_cpu": True}
+        options |= {"disable_tqdm": True, "save_strategy": "no", "dataloader_pin_memory": False}
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        trainer = transformers.Trainer(
+            model, transformers.TrainingArguments(str(tmp_path), **options), train_dataset=data
+        )
+        trainer.train()
+        history.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
+    assert history[1] == pytest.approx(history[0], rel=1e-3)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from regard import SinkCallback
 from regard.attention.spec import ATTENTIONS, AttentionSpec
-from regard.models import RegardConfig, RegardForCausalLM
+from regard.errors import UserError
+from regard.models import RegardConfig, RegardForCausalLM, maximum_length
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,
@@ -118,3 +120,49 @@ def test_its_parameters_are_called_as_llamas_are() -> None:
     assert {name: parameter.shape for name, parameter in _decoder().named_parameters()} == expected
     beside = {name for name, _ in _decoder("kv-bias").named_parameters()} - expected.keys()
     assert {name.rpartition(".")[2] for name in beside} == {"extra_key", "extra_value"}
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # PEFT calls what Transformers renames
+def test_an_adapter_of_the_head_counts_in_training() -> None:
+    config = peft.LoraConfig(r=2, target_modules=["lm_head"], init_lora_weights=False)
+    model: Any = peft.get_peft_model(_decoder(), config).train()
+    loss = model(input_ids=_ids(), labels=_ids()).loss
+    torch.testing.assert_close(loss, model(input_ids=_ids(), labels=_ids(), return_logits=True).loss)
+    loss.backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "lora_" in name)
+
+
+def test_value_residuals_lose_no_gradient_to_checkpointing() -> None:
+    model = _decoder(AttentionSpec(value_residual=True)).train()
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    model(input_ids=_ids(), labels=_ids()).loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    enable({"use_reentrant": False})
+    model(input_ids=_ids(), labels=_ids()).loss.backward()
+    found = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    torch.testing.assert_close(found, expected)
+    enable({"use_reentrant": True})
+    with pytest.raises(UserError, match="expected use_reentrant=False with value_residual, got True"):
+        model(input_ids=_ids(), labels=_ids())
+
+
+def test_fields_of_other_decoders_are_read_or_refused() -> None:
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    assert RegardConfig(**SETTINGS, rope_parameters=rope).rope_theta == 5e5
+    assert RegardConfig(**SETTINGS, sliding_window=None).rope_theta == 1e4
+    for name, value in (
+        ("rope_scaling", {"type": "linear", "factor": 2.0}),
+        ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}),
+        ("sliding_window", 4),
+        ("layer_types", ["full_attention"] * 2),
+    ):
+        with pytest.raises(UserError, match=f"^{name}: expected "):
+            RegardConfig(**SETTINGS, **{name: value})
+
+
+def test_a_sink_token_takes_none_of_the_positions() -> None:
+    model = _decoder(AttentionSpec(positions="learned", sink_token=True)).eval()
+    longest = maximum_length(model, None)
+    assert longest == SETTINGS["max_position_embeddings"]
+    model(_ids(length=longest))

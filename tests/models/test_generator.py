@@ -233,3 +233,13 @@ def test_the_model_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
     assert json.dumps(given.model.generation_config.to_dict(), default=str) == before
     assert all(one.requires_grad and bool(one.any()) for one in given.model.parameters())
     assert generator.config.lineage["base"] == "its name"
+
+
+def test_answers_are_written_without_dropout() -> None:
+    generator, (ids, real) = Generator.from_loaded(lively("gpt2")), prompts()
+    for module in generator.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.9
+    expected = generator.eval().generate(ids, real, NEW)
+    assert generator.train().generate(ids, real, NEW).equal(expected)
+    assert generator.encoder.training

@@ -142,3 +142,12 @@ def test_what_only_some_llamas_have_is_refused(changes: dict[str, Any], named: s
 def test_a_decoder_that_no_llama_can_be_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(UserError, match=named):
         to_llama(RegardForCausalLM(RegardConfig(**SIZES | changes)))
+
+
+def test_how_it_writes_is_kept_both_ways() -> None:
+    llama = _llama()
+    llama.generation_config.eos_token_id, llama.generation_config.do_sample = [2, 7], True
+    decoder = from_llama(llama)
+    for model in (decoder, to_llama(decoder)):
+        assert (model.generation_config.eos_token_id, model.generation_config.do_sample) == ([2, 7], True)
+        assert model.generation_config is not llama.generation_config

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from regard.errors import UserError
 from regard.models import loss
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 
@@ -125,3 +126,16 @@ def test_under_autocast_the_sum_is_float32_and_products_are_not() -> None:
         assert one.dtype == torch.float32
         assert not torch.equal(one, other)
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+def test_other_negative_labels_are_no_classes() -> None:
+    hidden, weight, labels = _case(5, 3, 7, 0)
+    labels[2] = -1
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        linear_cross_entropy(hidden, weight, labels)
+
+
+def test_a_gradient_of_the_gradient_is_refused() -> None:
+    hidden, weight, labels = _case(5, 3, 7, 0)
+    with pytest.raises(UserError, match=r"expected no gradient of its gradient \(create_graph\); return_logits=True"):
+        torch.autograd.grad(linear_cross_entropy(hidden, weight, labels), weight, create_graph=True)

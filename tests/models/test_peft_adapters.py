@@ -189,3 +189,28 @@ def test_adapters_that_add_tokens_are_refused(saved: Saved, tmp_path: Path) -> N
     assert "PROMPT_TUNING, which adds tokens" in refusal(base, adapter=str(tmp_path / "adapter"))
     with pytest.raises(UserError, match="PROMPT_TUNING, which adds tokens"):
         regard.measure(model, AutoTokenizer.from_pretrained(base), TEXTS)
+
+
+def test_an_adapter_with_a_head_is_merged_in_half_precision(saved: Saved) -> None:
+    base, folder, model = adapted_folders(saved, "llama", "CAUSAL_LM", modules_to_save=["lm_head"])
+    found = load(str(folder), language_model=True, dtype="bfloat16").model
+    expected = model.merge_and_unload().lm_head.weight.bfloat16()
+    assert found.get_output_embeddings().weight.equal(expected)
+    assert type(load(str(folder), head=True).model) is type(load(str(base), head=True).model)
+
+
+def test_a_base_in_the_cache_of_the_hub_is_the_one_that_the_adapter_names(saved: Saved, tmp_path: Path) -> None:
+    _, folder, _ = adapted_folders(saved, "llama", "CAUSAL_LM")
+    snapshot = tmp_path / "models--org--base" / "snapshots" / ("a" * 40)
+    snapshot.parent.mkdir(parents=True)
+    shutil.move(folder.parent / "llama", snapshot)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "org/base"}))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="adapter: it was trained on")
+        warnings.filterwarnings("ignore", message="Could not find a config file")  # PEFT, without the hub
+        load(str(snapshot), adapter=str(folder))
+    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "org/other"}))
+    with pytest.warns(UserWarning, match="it was trained on org/other|Could not find") as told:
+        load(str(snapshot), adapter=str(folder))
+    assert any("it was trained on org/other" in str(one.message) for one in told)

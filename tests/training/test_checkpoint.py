@@ -21,6 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from regard.errors import UserError
 from regard.runs.integrity import seal
 from regard.runs.snapshots import Snapshots
+from regard.training.checkpoint import full_weights
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
 from tests.training.small import batch, count, loss, net
@@ -281,3 +282,12 @@ def test_a_model_can_be_loaded_from_a_checkpoint(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "run" / "step-00000002" / "manifest.json").read_text())["record"]
     assert (state["step"], state["items"], state["processes"]) == (2, 80, 1)
     assert TrainingConfig.from_dict(state["plan"]) == replace(PLAN, max_steps=2)
+
+
+def test_full_weights_are_copies() -> None:
+    model = nn.Linear(2, 2)
+    before = full_weights(model)
+    expected = {name: tensor.clone() for name, tensor in before.items()}
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert all(before[name].equal(expected[name]) for name in expected)

@@ -172,3 +172,8 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
         score("mcc", torch.tensor([0, 1]), torch.tensor([0, 1]))
     with pytest.raises(UserError, match=r"entity_f1 needs the package nervaluate .*regard\[tasks\]"):
         score("entity_f1", torch.tensor([[1, 2]]), torch.tensor([[1, 2]]), NAMES)
+
+
+def test_predictions_of_another_shape_are_refused() -> None:
+    with pytest.raises(UserError, match=r"accuracy: expected predictions of shape \(2,\), got \(3,\)"):
+        score("accuracy", torch.tensor([0, 1]), torch.tensor([0, 1, 1]))

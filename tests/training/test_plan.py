@@ -150,3 +150,8 @@ def test_more_steps_at_a_constant_rate() -> None:
         replace(plan, max_steps=steps).check_resumes(plan.to_dict(), 50)
     with pytest.raises(UserError, match="max_steps: the run in this folder has 100, got 49"):
         replace(plan, max_steps=49).check_resumes(plan.to_dict(), 50)
+
+
+def test_rates_of_parameters_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UserError, match="times: expected names of parameters that are trained, got 'weigth'"):
+        adamw(nn.Linear(2, 1), TrainingConfig(max_steps=1, batch_size=1), {"weigth": 2.0})

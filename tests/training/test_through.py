@@ -161,3 +161,10 @@ def test_tokens_learn_too(model: Any, inputs: Inputs, gated: nn.Parameter) -> No
 def test_no_batches_are_refused(model: Any) -> None:
     with pytest.raises(UserError, match="expected at least one batch with labels"):
         train_through_encoder(model, probe_of("sequence"), lambda seed, epoch: [], (), SETTINGS, 0)
+
+
+def test_a_rate_of_zero_is_a_rate(model: Any, batches: Batches, gated: nn.Parameter) -> None:
+    before = gated.detach().clone()
+    settings = ProbeConfig(learning_rate=0.1, batch_size=4, epochs=1)
+    train_through_encoder(model, probe_of("sequence"), batches, [gated], settings, 0, parameters_rate=0.0)
+    assert gated.equal(before)

@@ -179,7 +179,8 @@ class Constants:
         tensors |= {f"{site}.count": count.contiguous() for site, count in self.counts.items()}
         tensors |= {f"{site}.{layer}.square": square.contiguous() for (site, layer), square in self.squares.items()}
         header = {"format": FORMAT, "origin": vars(self.origin)}
-        return safetensors.torch.save(dict(sorted(tensors.items())), {HEADER: json.dumps(header, sort_keys=True)})
+        copies = {name: tensor.clone() for name, tensor in sorted(tensors.items())}  # the format refuses shared memory
+        return safetensors.torch.save(copies, {HEADER: json.dumps(header, sort_keys=True)})
 
     def save(self, path: str | Path) -> Path:
         """Write one file, whole or not at all, and return its path."""

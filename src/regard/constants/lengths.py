@@ -86,8 +86,9 @@ def fit_length(
 def _mean_by_offset(matrix: Tensor, weight: Tensor, offset: Tensor, max_offset: int) -> Tensor:
     """Return the weighted mean of the entries at each offset: (head, max_offset + offset)."""
     index = (offset + max_offset).flatten()
-    total = torch.zeros(2 * max_offset + 1).index_add(0, index, weight.flatten())
-    sums = torch.zeros(len(matrix), 2 * max_offset + 1).index_add(1, index, (matrix * weight).flatten(1))
+    weight = weight.to(matrix.dtype)
+    total = matrix.new_zeros(2 * max_offset + 1).index_add(0, index, weight.flatten())
+    sums = matrix.new_zeros(len(matrix), 2 * max_offset + 1).index_add(1, index, (matrix * weight).flatten(1))
     means = sums / total.masked_fill(total == 0, 1)
     offsets = torch.arange(-max_offset, max_offset + 1)
     for side in (offsets < 0, offsets > 0):

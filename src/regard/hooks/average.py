@@ -72,7 +72,7 @@ def average_attention(
             inputs = _prepare_inputs(batch, length, layout, next(model.parameters()).device)
             _use_labels_as_decoder_inputs(model, inputs)
             for name in sorted(inputs):
-                digest.update(inputs[name].cpu().numpy().tobytes())
+                digest.update(inputs[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
             model(**inputs)
             batches_done, samples = batches_done + 1, samples + len(next(iter(inputs.values())))
             if on_batch is not None:

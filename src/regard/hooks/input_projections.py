@@ -85,6 +85,16 @@ class PartialLinear(nn.Module):
             offset += stop - start
         return output
 
+    @torch.no_grad()
+    def write_to(self, original: nn.Module) -> None:
+        """Write the rows that are held, which may have been trained, into the projection that they are of."""
+        rows = [row for start, stop in self.runs for row in range(start, stop)]
+        for name, held in self.named_parameters():
+            whole = original.get_parameter(name)
+            index = (slice(None), rows) if self.is_transposed and name == "weight" else (rows,)
+            if not whole[index].equal(held):  # what is not trained stays as it is, and may be shared
+                whole[index] = held
+
     def _multiply(self, inputs: Tensor) -> Tensor:
         if not self.is_transposed or self.bias is None:
             return torch.nn.functional.linear(inputs, self.weight.T if self.is_transposed else self.weight, self.bias)

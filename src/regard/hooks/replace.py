@@ -15,7 +15,7 @@ from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
-from regard.hooks.input_projections import prune_projections, read_key_heads
+from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
@@ -256,7 +256,7 @@ def install_constants(
             for name, projection in pruned.items():
                 original = getattr(module, name)
                 _set_submodule(module, name, projection, undo)
-                undo.callback(_match_parameters, original, projection)
+                undo.callback(_take_over, original, projection)
             if pruned and layer.causal and layer.calls == 1 and not layer.operation:
                 constants.key_heads = read_key_heads(layer, installed[layer.key].heads)
                 undo.callback(module.register_forward_pre_hook(begin_call, with_kwargs=True).remove)
@@ -291,10 +291,12 @@ def _set_submodule(module: nn.Module, name: str, submodule: nn.Module, undo: Exi
         undo.callback(module.add_module, name, before)
 
 
-def _match_parameters(original: nn.Module, projection: nn.Module) -> None:
-    """Bring an original projection to the precision, device and `requires_grad` of the one in its place."""
+def _take_over(original: nn.Module, projection: nn.Module) -> None:
+    """Give an original projection the rows, precision, device and `requires_grad` of the one in its place."""
     for name, other in projection.named_parameters():
         parameter = original.get_parameter(name)
         if (parameter.device, parameter.dtype) != (other.device, other.dtype):
             original.to(other.device, other.dtype)
         parameter.requires_grad_(other.requires_grad)
+    if isinstance(projection, PartialLinear):
+        projection.write_to(original)

@@ -167,6 +167,8 @@ class Classifier(PreTrainedModel):
             model.head.to(encoder.dtype)
         return model
 
+    accepts_loss_kwargs = False  # of a Trainer: the loss is a mean over rows, which it divides by the accumulated steps
+
     def take_encoder(self) -> PreTrainedModel:
         """Return the trained encoder with adapters merged and weights trainable; the classifier becomes unusable."""
         if self.config.lora:

@@ -66,7 +66,7 @@ class RegardConfig(PreTrainedConfig):
         self.num_hidden_layers, self.num_attention_heads = num_hidden_layers, num_attention_heads
         self.num_key_value_heads = num_attention_heads if num_key_value_heads is None else num_key_value_heads
         self.head_dim = hidden_size // num_attention_heads if head_dim is None else head_dim
-        self.rope_theta, self.rms_norm_eps = rope_theta, rms_norm_eps
+        self.rope_theta, self.rms_norm_eps = _read_rope(others, rope_theta), rms_norm_eps
         self.ffn, self.norm, self.use_cache = ffn, norm, use_cache
         self.attention = _to_spec(attention).to_dict()
         self._check_fields(head_dim is None)
@@ -110,6 +110,26 @@ def llama_differences(config: RegardConfig) -> dict[str, tuple[Any, Any]]:
     choices = {"ffn": (config.ffn, "swiglu"), "norm": (config.norm, "pre")}
     choices |= {f"attention {name}": (value, standard[name]) for name, value in config.attention.items()}
     return {name: (value, expected) for name, (value, expected) in choices.items() if value != expected}
+
+
+def _read_rope(others: dict[str, Any], rope_theta: float) -> float:
+    """Return the base of rotary positions, also where `others` has it as Transformers does, and take it out there.
+
+    Raises:
+        UserError: `others` asks for what the decoder does not have: scaled rotary positions, or windows by layer.
+    """
+    given = {name: others.pop(name, None) for name in ("rope_parameters", "rope_scaling")}
+    for name, rope in given.items():
+        fields = dict(rope or {})
+        rope_theta = float(fields.pop("rope_theta", rope_theta))
+        if fields.pop("rope_type", fields.pop("type", "default")) != "default" or any(fields.values()):
+            raise UserError(f"{name}: expected rope_type 'default' with rope_theta alone, got {rope}")
+    for name in ("sliding_window", "layer_types"):
+        if others.pop(name, None) is not None:
+            raise UserError(
+                f"{name}: expected none; a decoder has one window for all layers, attention={{'window': …}}"
+            )
+    return rope_theta
 
 
 def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:

@@ -156,6 +156,8 @@ class RegardModel(RegardPreTrainedModel):
         shared = self._masks_and_positions(offset, stream, position_ids, attention_mask)
         context = LayerContext(offset=offset, key_mask=real, attentions=attentions, **shared)
         states = []
+        if self.spec.value_residual and self.training:
+            _refuse_reentrant(self.layers[0])
         for layer in self.layers:
             states.append(stream)
             stream = layer(stream, context, past_key_values)
@@ -242,6 +244,13 @@ def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
         return {"keep": mask}
     keep = mask > torch.finfo(mask.dtype).min / 2
     return {"keep": keep, "bias": mask.masked_fill(~keep, 0.0)}
+
+
+def _refuse_reentrant(layer: nn.Module) -> None:
+    """Refuse reentrant checkpointing, which would cut the gradients of the first layer's values."""
+    options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
+    if getattr(layer, "gradient_checkpointing", False) and options.get("use_reentrant"):
+        raise UserError("gradient checkpointing: expected use_reentrant=False with value_residual, got True")
 
 
 def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -333,7 +342,8 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         output = self.model(**inputs, **others)
         hidden = output.last_hidden_state
         if return_logits is None:
-            return_logits = labels is None or not self.training
+            is_plain = type(self.lm_head) is nn.Linear and not hasattr(self.lm_head, "_hf_hook")  # no adapter, loaded
+            return_logits = labels is None or not self.training or not is_plain
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(hidden[:, rows]) if return_logits else None
         loss = None

@@ -19,7 +19,7 @@ from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
 from regard.models.classifier import add_lora, extract_encoder, merge_lora
 from regard.models.inputs import find_decoder_start
-from regard.models.model_files import Loaded
+from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import is_bidirectional, load, select_language_model_class
 from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
@@ -162,7 +162,7 @@ class Generator(nn.Module):
         if not self.is_encoder_decoder:
             joined = self.join(input_ids, attention_mask)
             ids, real = joined.input_ids, joined.attention_mask
-        with suppress_logging():
+        with suppress_logging(), eval_mode(model):
             output = model.generate(input_ids=ids, attention_mask=real.long(), max_new_tokens=new_tokens)
         return output[:, 1 if self.is_encoder_decoder else ids.shape[1] :]
 

@@ -6,6 +6,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
+from regard.models.configuration import RegardConfig
+from regard.models.inputs import text_configs
 
 _POSITION_TABLES = {"position_embeddings", "position_embedding", "embed_positions", "wpe", "positions_embed"}
 """Last part of the names of learned absolute position embeddings in Transformers."""
@@ -28,10 +30,12 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
         if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
         if not name.startswith(tuple(towers))
     ]
+    config: Any = text_configs(model)[-1]
+    trained: int | None = getattr(config, "max_position_embeddings", None)
+    if tables and isinstance(config, RegardConfig):
+        return min(*tables, config.max_position_embeddings)  # a sink token has a row of its own
     if tables:
         return min(tables)
-    config: Any = model.config
-    trained: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
     if trained is not None and trained > 0:
         return trained
     stated = int(tokenizer.model_max_length)

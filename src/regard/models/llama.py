@@ -1,5 +1,6 @@
 """Conversion between Llama's weights and our decoder's; with the default choices both compute the same."""
 
+import copy
 import inspect
 from typing import Any
 
@@ -58,4 +59,5 @@ def _copy_weights(target: Any, source: Any) -> Any:
     with torch.no_grad():
         target.load_state_dict(source.state_dict())
     target.tie_weights()
+    target.generation_config = copy.deepcopy(source.generation_config)
     return target.train(source.training)

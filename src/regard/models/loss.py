@@ -9,6 +9,7 @@ from torch.nn.functional import nll_loss
 
 from regard.attention.device_choice import choose_for
 from regard.data.examples import IGNORE_INDEX
+from regard.errors import UserError
 
 MAX_LOGITS = {"cpu": 2**22, "cuda": 2**27}  # maximum number of logits at a time, by type of device
 MIN_CHUNKS = 4
@@ -80,6 +81,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise UserError("loss: expected no gradient of its gradient (create_graph); return_logits=True allows one")
         gradients = (
             None if gradient is None else (gradient * outer[0]).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
@@ -95,7 +98,7 @@ def _rows_of_chunk(hidden: Tensor, weight: Tensor) -> int:
 
 def _loss_and_gradient(logits: Tensor, labels: Tensor, acc_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the sum of some rows' losses, and its gradient in the logits (also of rows without label)."""
-    index = labels.clamp(min=0)[:, None]
+    index = labels.masked_fill(labels == IGNORE_INDEX, 0)[:, None]
     log_probs = logits.log_softmax(-1, dtype=acc_dtype)
     loss = -log_probs.gather(1, index)[:, 0].masked_fill(labels == IGNORE_INDEX, 0.0).sum()
     probs = log_probs.exp_()

@@ -17,6 +17,7 @@ from regard.errors import UserError, naming_option, warn_user
 from regard.models.model_files import ADAPTER_CONFIG as CONFIG
 from regard.models.model_files import ADAPTER_WEIGHTS as WEIGHTS
 from regard.models.model_files import as_user_error, find_model_folder
+from regard.runs.model_card import public_name
 
 TASK_CLASSES = {
     "CAUSAL_LM": "AutoModelForCausalLM",
@@ -95,7 +96,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
     """
     peft, weights = _import_peft(), _read_weights(folder)
     base = str(_read_config(folder).get("base_model_name_or_path") or "")
-    if base and Path(base).name != Path(str(model.name_or_path)).name:
+    if base and Path(public_name(base)).name != Path(public_name(str(model.name_or_path))).name:
         warn_user(f"adapter: it was trained on {base}, and is merged into {model.name_or_path}")
     problem, kinds = f"adapter: '{name}' does not fit the model:", (ValueError, KeyError, RuntimeError, TypeError)
     with as_user_error(problem, kinds), warnings.catch_warnings():
@@ -106,7 +107,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
         adapted = peft.PeftModel.from_pretrained(model, str(folder), config=config)
         loaded = peft.get_peft_model_state_dict(adapted)
         for key, tensor in weights.items():
-            if key not in loaded or not loaded[key].cpu().to(tensor.dtype).equal(tensor):
+            if key not in loaded or not loaded[key].cpu().equal(tensor.to(loaded[key].dtype)):
                 raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
         _check_weights_are_own(adapted, f"'{name}'")
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)

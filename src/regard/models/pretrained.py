@@ -136,7 +136,7 @@ def load(
         raise UserError(f"adapter: expected none with random weights, got '{adapter}'")
     with suppress_logging():
         options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
-        with as_user_error(f"model: the configuration of '{name}' is not understood:"):
+        with as_user_error(f"model: the configuration of '{name}' is not understood:", (Exception,)):
             import_model_type(folder)
             config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         check_complete_model(config, name)
@@ -170,7 +170,7 @@ def load(
                 model = _load_trained(auto_class, folder, config, name, trust_remote_code=trust_remote_code, **options)
         if adapter is not None and adapter_folder is not None:
             merged: Any = peft_adapters.merge_adapter(model, adapter_folder, adapter)
-            model = merged if language_model else merged.base_model
+            model = merged if language_model or head else merged.base_model
     if getattr(config, "is_encoder_decoder", False) and (folder / GENERATION_CONFIG_NAME).is_file():
         with as_user_error(f"model: the generation config of '{name}' cannot be read:"):
             model.generation_config = GenerationConfig.from_pretrained(folder)  # a model without its head has none

@@ -44,8 +44,13 @@ def _full_tensors(tensors: Mapping[str, Tensor], keep: bool) -> Iterator[tuple[s
 
 
 def full_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the full tensors of a model on the CPU by name, tied ones once; with sharding all processes call this."""
-    return dict(_full_tensors(dict(_named_tensors(model)), keep=True))
+    """Return copies of a model's full tensors on the CPU by name, tied ones once.
+
+    With sharding all processes call this.
+    """
+    tensors = dict(_named_tensors(model))
+    full = _full_tensors(tensors, keep=True)
+    return {name: copied.clone() if copied.data_ptr() == tensors[name].data_ptr() else copied for name, copied in full}
 
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -15,7 +15,10 @@ Metric = Callable[[Tensor, Tensor, Sequence[str]], float]
 def score(metric: str, labels: Tensor, predictions: Tensor, label_names: Sequence[str] = ()) -> float:
     """Return a metric by name; entries with the label −100 do not count, and `predictions` are those of `predict`."""
     check_metric(metric)
-    assert labels.shape == predictions.shape, f"{tuple(labels.shape)} labels, {tuple(predictions.shape)} predictions"
+    if labels.shape != predictions.shape:
+        raise UserError(
+            f"{metric}: expected predictions of shape {tuple(labels.shape)}, got {tuple(predictions.shape)}"
+        )
     if not bool((labels != IGNORE_INDEX).any()):
         raise UserError(f"{metric}: expected at least one label, got none")
     return METRICS[metric](labels, predictions, label_names)

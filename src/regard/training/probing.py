@@ -202,7 +202,7 @@ def train_through_encoder(
 
     groups: list[dict[str, object]] = [{"params": list(probe.parameters())}]
     if trained_parameters:
-        rate = parameters_rate or settings.learning_rate
+        rate = settings.learning_rate if parameters_rate is None else parameters_rate
         groups.append({"params": trained_parameters, "lr": rate, "weight_decay": 0.0})
     with eval_mode(model), only_trainable(model, trained_parameters):
         history = optimize(groups, settings, losses, seed, model.device, on_epoch)
