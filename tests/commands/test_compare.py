@@ -1,15 +1,17 @@
 """`regard compare` with runs of learn, replace and pretrain: what differs in settings, and the main figures."""
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes
+from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes, terminal_table
 from regard.commands.compare.curves import compare_tasks, make_curves
 from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.result import LearnResult
@@ -245,3 +247,18 @@ def test_conversions_that_train_nothing_have_no_curves() -> None:
     """As windows with kept first tokens are compared: their histories are empty."""
     run = ConvertResult(pd.DataFrame(), pd.DataFrame(), pd.DataFrame(), {}, None, None)
     assert make_curves({"a": run, "b": run}) == []
+
+
+def test_folders_called_as_columns_are_refused(runs: Path, regard: Regard, tmp_path: Path) -> None:
+    shutil.copytree(runs / "short", tmp_path / "difference")
+    complaint = regard("compare", runs / "short", tmp_path / "difference").complaint
+    assert "expected other names of folders than those of columns (figure, setting, difference, task)" in complaint
+
+
+def test_all_figures_are_shown_however_many() -> None:
+    run = SimpleNamespace(
+        command="replace", metadata={}, figures_by_seed=lambda: {f"t{n}": {0: 1.0} for n in range(96)}
+    )
+    table = compare_figures({"a": run, "b": run})
+    assert terminal_table(table).row_count == 96
+    assert terminal_table(table, 60).row_count == 60

@@ -70,6 +70,10 @@ def test_an_overview_has_a_row_for_each_statistic(watch: Watch) -> None:
     assert row["over"] == "3 layers × 4 heads"
     shown = [float(row[name]) for name in ("mean", "smallest", "largest")]
     assert shown == pytest.approx([of_heads.mean(), of_heads.min(), of_heads.max()], rel=1e-3)
+    of_layers = watch.frame("over_smoothing", position=None).dropna(subset=["layer"]).set_index("layer")["value"]
+    assert -1 in of_layers.index, "the embeddings"
+    assert float(overview.loc["over_smoothing", "mean"]) == pytest.approx(of_layers.drop(-1).mean(), rel=1e-3)
+    assert overview.loc["over_smoothing", "over"] == f"{len(of_layers) - 1} layers"
 
 
 def test_every_result_shows_itself_in_one_line_a_table_and_a_picture(watch: Watch) -> None:

@@ -76,6 +76,8 @@ def statistic_overview(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for measure in measures(table) if len(table) else []:
         block = next((found for found in (heads(measure), layers(measure), measure.block()) if found is not None), None)
+        if block is not None and "layer" in block.coordinates:
+            block = block.keep("layer", block.coordinates["layer"] >= 0)  # the embeddings are no layer
         if block is None or np.isnan(block.values).all():
             continue
         over = " × ".join(f"{len(labels)} {axis}s" for axis, labels in block.coordinates.items()) or "model"
@@ -98,8 +100,8 @@ def draw_maps(maps: Sequence[Map]) -> Figure:
     for axes, item in zip(all_axes, maps, strict=True):
         shade: dict[str, Any] = {"cmap": colors.ramp(), "aspect": "equal", "interpolation": "nearest", **limits}
         image = axes.imshow(item.values, **shade)
-        axes.set_title(_plain(item.title), fontsize=10, loc="left")
-        axes.set(xlabel=_plain(item.column_title), ylabel=_plain(item.row_title))
+        axes.set_title(plain_text(item.title), fontsize=10, loc="left")
+        axes.set(xlabel=plain_text(item.column_title), ylabel=plain_text(item.row_title))
         places, names = _ticks(item.columns)
         axes.set_xticks(places, names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(*_ticks(item.rows))
@@ -124,22 +126,22 @@ def draw_panels(panels: Sequence[Panel]) -> Figure:
                 drawn[name] = _panel_line(
                     axes, groups[name], across, str(name), colors.SERIES_LIGHT[ink % INKS], DASHES[stroke]
                 )
-        axes.set_title(_plain(panel["caption"]), fontsize=9, loc="left")
+        axes.set_title(plain_text(panel["caption"]), fontsize=9, loc="left")
         if "ticks" in panel:
-            axes.set_xticks(panel["ticks"]["places"], list(map(_plain, panel["ticks"]["names"])))
+            axes.set_xticks(panel["ticks"]["places"], list(map(plain_text, panel["ticks"]["names"])))
         else:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel(AXIS_TITLES.get(axis, axis.capitalize()))
-        axes.set_ylabel(_plain(panel["note"]), fontsize=8)
+        axes.set_ylabel(plain_text(panel["note"]), fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         names = list(drawn)
         if len(names) > 1 and names != first:
-            axes.legend([*drawn.values()], list(map(_plain, names)), fontsize=7, frameon=False)
+            axes.legend([*drawn.values()], list(map(plain_text, names)), fontsize=7, frameon=False)
         first = names if axes is all_axes[0] else first
     return figure
 
 
-def _plain(text: object) -> str:
+def plain_text(text: object) -> str:
     """Return a text as Matplotlib shows it without reading formulas between dollars."""
     return str(text).replace("$", r"\$")
 
@@ -178,12 +180,12 @@ def _title(measure: Measure) -> str:
 def _ticks(names: Sequence[Any] | Labels) -> tuple[list[int], list[str]]:
     step = max(1, len(names) // 12)
     at = list(range(0, len(names), step))
-    return at, [_plain(names[i]) for i in at]
+    return at, [plain_text(names[i]) for i in at]
 
 
 def _line_axes(title: str, axis: str) -> tuple[Figure, Axes]:
     figure, (axes,) = grid(1, 1, 5.2, 3.0)
-    axes.set_title(_plain(title), fontsize=10, loc="left")
+    axes.set_title(plain_text(title), fontsize=10, loc="left")
     axes.set(xlabel=axis)
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

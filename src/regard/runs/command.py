@@ -38,7 +38,7 @@ class Command(ABC):
         return ["-m", "regard", self.name, *options, *self.flags]
 
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
-        """Return the files and folders with data that a run with these fields reads: other contents are another run."""
+        """Return the files and folders that fields name, data and models: with other contents it is another run."""
         return []
 
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:

@@ -1,6 +1,6 @@
 """The tidy table of all results: its columns, and the selection of rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -26,6 +26,8 @@ def is_of_statistic(name: str, statistic: str) -> bool:
     return name == statistic or name.startswith(f"{statistic}_")
 
 
+KEY_HEADS = ("key_norm", "value_norm")
+"""Statistics whose heads are those of keys and values, of which grouped queries have fewer."""
 DERIVED = ("_sink_ratio", "_own")
 """Endings of rows that say something else than the rows of their statistic."""
 
@@ -59,6 +61,31 @@ def check_statistic(table: pd.DataFrame, statistic: str) -> None:
     if not filter_statistic(table, statistic).any():
         names = ", ".join(dict.fromkeys(table["statistic"])) or "none"
         raise UserError(f"unknown statistic {statistic!r}; the table has: {names}")
+
+
+def find_group_sizes(table: pd.DataFrame) -> dict[tuple[str, int], int]:
+    """Return the query heads of each key/value head, by site and layer, where a table has statistics of both."""
+    rows = table[table["head"].notna()]
+    is_of_keys = rows["statistic"].str.startswith(KEY_HEADS)
+    keys, queries = (
+        {
+            (str(site), int(layer)): int(head) + 1
+            for (site, layer), head in of.groupby(["site", "layer"])["head"].max().items()
+        }
+        for of in (rows[is_of_keys], rows[~is_of_keys])
+    )
+    return {place: queries[place] // count for place, count in keys.items() if place in queries}
+
+
+def spread_key_heads(heads: Iterable[tuple[str, int, int]], table: pd.DataFrame) -> set[tuple[str, int, int]]:
+    """Return the query heads that read key/value heads. Raises UserError if the table does not tell how many do."""
+    sizes, spread = find_group_sizes(table), set[tuple[str, int, int]]()
+    for site, layer, head in heads:
+        if (site, layer) not in sizes:
+            raise UserError("heads: expected a statistic of query heads beside, which tells how many share a key head")
+        size = sizes[site, layer]
+        spread |= {(site, layer, head * size + member) for member in range(size)}
+    return spread
 
 
 def select_heads(

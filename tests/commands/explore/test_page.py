@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
     """The address of its page, served by a thread."""
-    session = Session(open_stages(str(folder), None, None, {"device": "cpu"}), None, 64)
+    session = Session(open_stages(str(folder), None, None, {}), None, 64)
     with server.listen("127.0.0.1", 0) as listening:
         running = server.make_server(server.make_app(session, "token", "127.0.0.1"))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]})

@@ -43,7 +43,7 @@ def saved(kind: str, folder: Path) -> str:
 
 
 def opened(name: str, **given: Any) -> Stages:
-    return open_stages(name, given.get("method"), given.get("seed"), {"device": "cpu"})
+    return open_stages(name, given.get("method"), given.get("seed"), {})
 
 
 def outputs(model: Any, *texts: str, **more: Any) -> Any:
@@ -259,6 +259,10 @@ def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) ->
 
 
 def test_what_cannot_be_explored_is_refused(run: Path, words: Path, regard: Callable[..., Any]) -> None:
+    for name, value in (("dtype", "bfloat16"), ("device", "cpu"), ("adapter", "there"), ("trust_remote_code", True)):
+        options = {"dtype": "auto", "device": "auto", "adapter": None, "trust_remote_code": False, name: value}
+        with pytest.raises(UserError, match=f"{name.replace('_', '-')}: expected none with .*, which is loaded as"):
+            open_stages(str(run), None, None, options)
     pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvicorn")
     said = regard("explore", run).complaint
     assert said.startswith("regard explore: run: expected one, several fit")
@@ -303,3 +307,9 @@ def test_hostile_requests_are_refused_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(raised.value)
     long = ask(session, "cat " * 4000)
     assert "of which the first 64 are read" in long["look"]["notes"][0]
+
+
+def test_a_second_text_that_is_cut_is_told(tmp_path: Path) -> None:
+    session = Session(open_stages(saved("states", tmp_path), None, None, {}), None, 6)
+    (note,) = ask(session, "the cat", "the dog " * 30)["look"]["notes"]
+    assert note.startswith("There are 62 tokens, of which the first 6 are read") or "of which the first" in note

@@ -166,3 +166,14 @@ def test_other_settings_are_noted_where_both_runs_have_them() -> None:
         "The runs differ in queries that must see a sink",
         "The runs differ in replaced token",
     ]
+
+
+def test_notes_tell_of_other_versions_and_parts(made: SimpleNamespace) -> None:
+    a, b = made.record(), made.record()
+    a["config"], b["config"] = {**a["config"], "part": "model.text"}, {**b["config"], "part": "model.vision"}
+    b["version"] = "0.0.1"
+    notes = caveats({"a": a, "b": b})
+    assert any(
+        "part of the model (a: model.text, b: model.vision); its layers are other ones" in note for note in notes
+    )
+    assert f"The runs are of different versions of Regard (a: {a.get('version')}, b: 0.0.1)." in notes

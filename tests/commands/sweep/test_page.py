@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.sweep.means import Comparison, average, difference, format_mean, name_combination
+from regard.commands.sweep.means import Comparison, Mean, average, difference, format_mean, name_combination
 from regard.commands.sweep.page import LINES, over_seeds, sweep_page
 from regard.commands.sweep.words import sweep_summary
 from regard.report.labels import format_signed
@@ -318,3 +318,8 @@ def test_large_means_are_told_to_five_digits() -> None:
 
 def test_equal_values_have_no_error_of_rounding() -> None:
     assert format_mean(average(np.array([0.1, 0.1, 0.1]) + np.array([0.0, 1e-17, 1e-16]))) == "0.1"
+
+
+def test_means_over_fewer_trials_than_there_are_say_so() -> None:
+    assert format_mean(Mean(2, 3.05, 0.05), of=3) == "3.050 ± 0.050 (n = 2)"
+    assert format_mean(Mean(3, 3.05, 0.05), of=3) == "3.050 ± 0.050"

@@ -372,12 +372,15 @@ def test_trials_over_other_data_do_not_join_those_of_before(tmp_path: Path, monk
     (data / ".hidden").write_text("nothing to read")
     assert len(swept(out, {"rate": [0.0, 1.0]}).table) == 2
     (data / "a.txt").write_text("after")
-    with pytest.raises(UserError, match=f"--out: {out} holds trials over {data} as it was before"):
+    with pytest.raises(UserError, match=f"--out: {out} holds trials with {data} as it was before"):
         swept(out, {"rate": [0.0, 2.0]})
     assert len(counted(out, "begun")) == 2
 
 
 def test_what_trials_read() -> None:
-    fields = PretrainConfig(data=("python", "a=books,valid=held.txt", "b@2=hub:x:en,tokens=1000")).to_dict()
-    assert COMMANDS["pretrain"]().data_paths(fields) == ["books", "held.txt"]
-    assert COMMANDS["learn"]().data_paths(LearnConfig(stream="news-series,own.csv").to_dict()) == ["own.csv"]
+    fields = PretrainConfig(
+        tokenizer="t", data=("python", "a=books,valid=held.txt", "b@2=hub:x:en,tokens=1000")
+    ).to_dict()
+    assert COMMANDS["pretrain"]().data_paths(fields) == ["books", "held.txt", "t"]
+    config = LearnConfig(stream="news-series,own.csv", model="m", adapter="a", held_out="h", method="own.py:Own")
+    assert COMMANDS["learn"]().data_paths(config.to_dict()) == ["own.csv", "m", "a", "h", "own.py"]

@@ -56,12 +56,20 @@ def run(args: argparse.Namespace) -> None:
         console.print(f"\nWritten to {args.out}", soft_wrap=True)
 
 
+COLUMN_NAMES = ("figure", "setting", "difference", "task")
+"""Columns beside those of runs, which are called as their folders."""
+
+
 def _load(folders: Sequence[Path]) -> Mapping[str, Any]:
     """Return the results by the names of their folders; all are of the command of the first."""
     from regard.commands.compare.comparison import result_class
 
     names = [folder.resolve().name for folder in folders]
     names = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
+    if taken := next((name for name in names if name in COLUMN_NAMES or name[0] == "±"), None):
+        raise UserError(
+            f"expected other names of folders than those of columns ({', '.join(COLUMN_NAMES)}), got {taken}"
+        )
     kind = result_class(folders[0])
     return {name: kind.load(folder) for name, folder in zip(names, folders, strict=True)}
 
@@ -81,6 +89,6 @@ def _compare(runs: Mapping[str, Any]) -> tuple[list[RenderableType], list[str], 
         notes = list(table.attrs.get("notes", []))
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
-        shown = [comparison.terminal_table(part) for part in (settings, figures)]
+        shown = [comparison.terminal_table(settings, comparison.MAX_SETTINGS), comparison.terminal_table(figures)]
         notes, page = comparison.list_notes(runs, settings), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *([two_runs.format(*runs)] if len(runs) == 2 else [])], page

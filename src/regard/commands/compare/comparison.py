@@ -146,12 +146,12 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
     ]
 
 
-def terminal_table(table: pd.DataFrame) -> rich.table.Table:
-    """Return a table as a terminal shows it: numbers in four digits, texts as they are."""
+def terminal_table(table: pd.DataFrame, max_rows: int | None = None) -> rich.table.Table:
+    """Return a table as a terminal shows it, its first rows: numbers in four digits, texts as they are."""
     shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(table.columns):
         shown.add_column(Text(str(column)), justify="right" if index else "left", overflow="fold")
-    for row in table.head(MAX_SETTINGS).itertuples(index=False):
+    for row in table.head(len(table) if max_rows is None else max_rows).itertuples(index=False):
         shown.add_row(*(Text(_format(value)) for value in row))
     return shown
 

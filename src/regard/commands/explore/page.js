@@ -96,7 +96,8 @@
     reset.disabled = !Object.keys(now.heads).length;
     cells.forEach(([cell, name], key) => {
       const other = now.heads[key];
-      cell.textContent = other ? other.replace("softmax+window=", "≤").slice(0, 4) : key.slice(key.lastIndexOf(".") + 1);
+      const window = other && other.startsWith("softmax+window=");
+      cell.textContent = other ? (window ? other.replace("softmax+window=", "≤") : other.slice(0, 4)) : key.slice(key.lastIndexOf(".") + 1);
       cell.setAttribute("aria-pressed", String(Boolean(other)));
       cell.setAttribute("aria-label", other ? `${name}: ${other}` : name);
       cell.title = cell.getAttribute("aria-label");
@@ -158,7 +159,7 @@
   const change = (part) => {
     past.push(now);
     if (past.length > DEPTH) past.shift();
-    now = { ...now, ...part };
+    now = { ...now, text: text.value, pair: pair ? pair.value : "", ...part }; // what was typed is read too
     sync();
     ask();
   };

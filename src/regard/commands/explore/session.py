@@ -162,7 +162,8 @@ class Session:
             inputs, number = stage.encode(text, pair, limit)
             return inputs, None, number
         inputs, number = stage.encode(text, "", limit)
-        return inputs, stage.encode(pair, "", limit)[0], number
+        pair_inputs, pair_number = stage.encode(pair, "", limit)
+        return inputs, pair_inputs, max(number, pair_number)
 
     def _predict_plain(self, index: int, text: str, pair: str) -> Prediction:
         stage = self.stages.get(index)

@@ -79,6 +79,9 @@ class Stage:
         return inputs, number
 
 
+_DEFAULTS: Mapping[str, Any] = {"dtype": "auto", "device": "auto", "trust_remote_code": False, "adapter": None}
+
+
 @dataclass(frozen=True, eq=False)
 class Stages:
     """The stages by name, in order, each made when it is asked for; at most two are kept. `title` names the whole."""
@@ -90,11 +93,18 @@ class Stages:
 
 def open_stages(name: str, method: str | None, seed: int | None, options: Mapping[str, Any]) -> Stages:
     """Return the stages of a run, or the only one of a model or of a folder that `regard rollback` wrote."""
-    if (Path(name) / RESULTS).is_file():
+    is_run, is_learnt = (Path(name) / RESULTS).is_file(), (Path(name) / LINEAGE).is_file()
+    if is_run or is_learnt:
+        given = [option for option, value in options.items() if value != _DEFAULTS[option]]
+        if given:
+            raise UserError(
+                f"{given[0].replace('_', '-')}: expected none with {name}, which is loaded as it was trained"
+            )
+    if is_run:
         stages = _open_run(Path(name), method, seed)
     elif method is not None or seed is not None:
         raise UserError(f"--method and --seed are for runs of `regard learn`; {name} is none")
-    elif (Path(name) / LINEAGE).is_file():
+    elif is_learnt:
         learnt = LearntModel.from_pretrained(name)
         stage = _of_network(name, learnt.network, learnt.tokenizer, learnt.labels(), Path(name).name)
         stages = Stages(stage.name, [stage.name], lambda index: stage)

@@ -228,7 +228,8 @@ const lookPanes = (() => {
     };
 
     // ---- tokens ----
-    const choose = (token) => set({ token: state.token === token ? null : token });
+    // In cross-attention tokens are keys, and the chosen one is a query: that is chosen in the matrix.
+    const choose = (token) => (site().queries ? tell(token) : set({ token: state.token === token ? null : token }));
     const drawTokens = () => {
       const { grid, tokens } = site();
       tokenBox.className = "";
@@ -274,7 +275,7 @@ const lookPanes = (() => {
         span.classList.toggle("sink", marked.sinks.has(i));
         span.classList.toggle("massive", marked.massive.has(i));
         span.classList.toggle("special", site().special.includes(i));
-        span.classList.toggle("chosen", i === state.token);
+        span.classList.toggle("chosen", !site().queries && i === state.token);
       });
       const patches = site().grid ? " On the image orange is in proportion." : "";
       const scale = values ? `Darkest is ${number(top)}; colors go by the square root.`.replace("Darkest", palette("ramp")[0] < "#8" ? "Brightest" : "Darkest") : "The page has no such numbers here: choose a token, or a head whose rows are kept.";
@@ -352,7 +353,7 @@ const lookPanes = (() => {
     });
     const ofHead = (at, head) => {
       const alpha = layers[state.site][at].alpha(head);
-      if (state.token !== null && state.token < alpha.length) return alpha[state.token];
+      if (state.token !== null && !site().queries && state.token < alpha.length) return alpha[state.token];
       const marks = eligible[state.site];
       let top = 0;
       for (let key = 0; key < alpha.length; key++) if (alpha[key] > top && marks[key]) top = alpha[key];
@@ -363,7 +364,7 @@ const lookPanes = (() => {
     const drawHeads = () => {
       const all = layers[state.site];
       raster(headMap, widest(), all.length, (y, x) => (x < all[y].heads ? Math.sqrt(ofHead(y, x)) : 0), room(), state.head < 0 ? [state.layer, 0, layer().heads, 1] : [state.layer, state.head, 1, 1]);
-      const what = state.token === null ? "the largest α of each head (of keys that enough queries see)" : `α of token ${state.token}`;
+      const what = state.token === null || site().queries ? "the largest α of each head (of keys that enough queries see)" : `α of token ${state.token}`;
       heads.note.textContent = `Down: layers ${all[0].number} to ${all[all.length - 1].number}; across: heads from 0. Color: ${what}, from 0 to 1 by the square root.`;
     };
     headMap.addEventListener("mousemove", (event) => {

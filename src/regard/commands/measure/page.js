@@ -111,6 +111,12 @@
     drawLines($("profile"), m ? [panel(`${nameOf(m)} by position${inUnit(m)}`, "position", curves)] : []);
     drawNumbers(columns);
   };
+  // The head of a run of a measure that the chosen one is, or reads: under grouped queries keys and values have fewer.
+  const headOf = (run, own) => {
+    const count = (one) => { const block = known(one, "lh") || known(one, "lhp"); return block ? Math.max(...block.h) + 1 : 0; };
+    const [there, here] = [count(run), count(own)];
+    return there >= here ? (there === here || !here ? chosen.head : -1) : Math.floor((chosen.head * there) / here);
+  };
   const drawNumbers = (columns) => {
     const now = steps(chosen.measure)[chosen.step];
     const rows = [];
@@ -118,7 +124,7 @@
       if (m.site !== chosen.measure.site || kind(m) !== "head") continue;
       const choices = steps(m);
       const step = choices.includes(now) && m === chosen.measure ? now : choices[0];
-      const found = m.runs.map((run) => at(run, chosen.layer, chosen.head, step, "head"));
+      const found = m.runs.map((run, r) => at(run, chosen.layer, headOf(m.runs[r], chosen.measure.runs[r]), step, "head"));
       const label = nameOf(m) + (step === null ? "" : `, position ${step}`) + (m.unit === "%" ? "" : inUnit(m));
       rows.push([label, ...found.map((v) => (v ? withError(v[0], v[1], m.unit) : "–"))]);
     }
@@ -137,7 +143,11 @@
     const [series, parts] = ["series", "part"].map((key) => [...new Set(drawn.map((one) => one[key]))]);
     const named = drawn.map((one) => ({ ...one, name: [one.series, one.part].filter(Boolean).join(", ") }));
     const points = named.flatMap((one) => one.points.map((p) => ({ ...p, series: one.name })));
-    const lines = named.map((one) => [one.name, series.indexOf(one.series) % data.colors.series.light.length, parts.indexOf(one.part)]);
+    const inks = data.colors.series.light.length;
+    const lines = named.map((one) => {
+      const number = series.indexOf(one.series);
+      return [one.name, number % inks, (parts.indexOf(one.part) + Math.floor(number / inks)) % 3]; // strokes
+    });
     return { caption, note: note ?? (points.some((p) => p.low !== null) ? BAND : ""), axis, points, lines };
   };
   const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ") || runs[r];

@@ -219,6 +219,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "bos", "beginning-of-sequence token", "sinks often stand on it"),
         ("data", "samples", "number of samples", "standard errors differ with it"),
         ("data", "prompt", "prompt", "values are of different inputs"),
+        ("config", "part", "part of the model", "its layers are other ones"),
         ("config", "layer_ids", "layers", "means over layers are of other layers"),
         ("config", "seed", "seed", "what is measured is drawn by it"),
         ("model", "dtype", "type of the weights", "values are rounded to it"),
@@ -226,6 +227,10 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("config", "perturb", "replaced token", "the perturbation spread depends on it"),
     ]
     notes = []
+    versions = {name: str(metadata.get("version")) for name, metadata in records.items()}
+    if len(set(versions.values())) > 1:
+        listed = ", ".join(f"{name}: {version}" for name, version in versions.items())
+        notes.append(f"The runs are of different versions of Regard ({listed}).")
     for part, key, quantity, why in checks:
         values = {name: labels.section(metadata, part).get(key) for name, metadata in records.items()}
         if key == "layer_ids" and any(value is not None for value in values.values()):

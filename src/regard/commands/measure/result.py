@@ -19,7 +19,7 @@ from regard.report import labels
 from regard.report.drawing import Kind, draw_statistic, statistic_overview
 from regard.runs.result import RunResult
 from regard.runs.selection import select_rows
-from regard.statistics.table import select_heads, select_statistic
+from regard.statistics.table import KEY_HEADS, select_heads, select_statistic, spread_key_heads
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,12 +72,14 @@ class MeasureResult(RunResult):
             equal: Which rows of the statistic, as in `frame`: `position=0`; by default those of no position.
 
         Returns:
-            Heads (site, layer, head).
+            Heads (site, layer, head): query heads. Of norms of keys and values, all that read a key/value head.
 
         Raises:
             UserError: The statistic was not measured or has not just one such value a head, or there is no threshold.
+                Or it is one of key/value heads alone, and the table does not tell how many query heads read each.
         """
-        return select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
+        found = select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
+        return spread_key_heads(found, self.table) if statistic.startswith(KEY_HEADS) else found
 
     def plot(
         self,

@@ -9,7 +9,7 @@ import pandas as pd
 
 from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.result import LearnResult
-from regard.commands.pretrain.config import PRESETS, PretrainConfig, preset_config
+from regard.commands.pretrain.config import PRESETS, TRAIN_TOKENIZER, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
 from regard.data.stream_catalog import STREAMS
 from regard.data.texts import HUB, PYTHON, Source, check_source
@@ -46,8 +46,10 @@ class LearnCommand(Command):
         return config.to_dict()
 
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
-        parts = LearnConfig.from_dict(fields).parts
-        return [part for part in parts if part not in STREAMS]
+        config = LearnConfig.from_dict(fields)
+        code = config.method.rpartition(":")[0]  # of FILE.py:CLASS
+        named = (config.model, config.adapter, config.held_out, code or None)
+        return [part for part in (*config.parts, *named) if part is not None and part not in STREAMS]
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:
         """Return the metrics of continual learning by scenario, as `average_performance_til`, and the seconds."""
@@ -87,7 +89,8 @@ class PretrainCommand(Command):
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
         sources = map(Source.parse, fields["data"])
         places = [where for source in sources for where in (source.where, source.valid) if where is not None]
-        return [where for where in places if where != PYTHON and not where.startswith(HUB)]
+        named = [fields["tokenizer"]] if fields["tokenizer"] != TRAIN_TOKENIZER else []
+        return [*(where for where in places if where != PYTHON and not where.startswith(HUB)), *named]
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:
         metadata = read_metadata(folder, self.name)

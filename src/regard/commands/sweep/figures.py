@@ -11,7 +11,7 @@ from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep.means import Comparison, format_mean
 from regard.errors import UserError, check_choice
 from regard.report import colors
-from regard.report.drawing import grid
+from regard.report.drawing import grid, plain_text
 from regard.runs.intervals import t_half_width
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def tabulate_means(comparison: Comparison) -> pd.DataFrame:
             "combination": item.name,
             "seeds": len(item.rows),
             **{
-                title: format_mean(sweep_means.mean(item.rows, metric), unit)
+                title: format_mean(sweep_means.mean(item.rows, metric), unit, of=len(item.rows))
                 for metric, (title, unit) in comparison.metrics.items()
             },
         }
@@ -47,7 +47,7 @@ def draw_means(comparison: Comparison, metric: str | None) -> Figure:
     places = [*range(len(means))]
     axes.errorbar([mean.value for mean in means], places, xerr=halves, fmt="o", color=colors.SERIES_LIGHT[0])
     names = [item.name for item in comparison.combinations]
-    axes.set_yticks(places, [f"{name} (n = {mean.n})" for name, mean in zip(names, means, strict=True)])
+    axes.set_yticks(places, [f"{plain_text(name)} (n = {mean.n})" for name, mean in zip(names, means, strict=True)])
     axes.invert_yaxis()
     axes.set_title("Means over seeds, 95 % intervals", fontsize=10, loc="left")
     axes.set_xlabel(f"{title}, {unit}" if unit else title)

@@ -175,13 +175,17 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
     return {seed: float(value) for seed, value in zip(seeds, values, strict=True) if math.isfinite(value)}
 
 
-def format_mean(value: Mean, unit: str = "") -> str:
-    """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error."""
+def format_mean(value: Mean, unit: str = "", *, of: int = 0) -> str:
+    """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error.
+
+    `of`: how many trials there are; where fewer have the value, the text says how many.
+    """
     text = labels.number(value.value, 3)
     if value.error > ROUNDING * abs(value.value):
         places = min(decimals(value.error), max(0, 4 - _power(value.value)))
         text = f"{value.value:,.{places}f} ± {value.error:,.{places}f}"
-    return f"{text} %" if unit == "%" and value.n else text
+    text = f"{text} %" if unit == "%" and value.n else text
+    return f"{text} (n = {value.n})" if 0 < value.n < of else text
 
 
 ROUNDING = 1e-9

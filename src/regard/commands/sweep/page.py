@@ -53,7 +53,10 @@ def _means(comparison: Comparison) -> Table:
     rows, metrics = [], comparison.metrics
     has_emergence = words.EMERGENCE in comparison.trials
     for item in comparison.combinations if metrics else []:
-        means = [format_mean(sweep_means.mean(item.rows, metric), unit) for metric, (_, unit) in metrics.items()]
+        means = [
+            format_mean(sweep_means.mean(item.rows, metric), unit, of=len(item.rows))
+            for metric, (_, unit) in metrics.items()
+        ]
         emergence = [words.describe_emergence(item)] if has_emergence else []
         rows.append((item.name, "", [words.count_seeds(item), *means, *emergence]))
     titles = [title for title, _ in metrics.values()]

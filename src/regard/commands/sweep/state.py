@@ -100,7 +100,7 @@ class SweepState:
         found = {path: hash_path(Path(path).expanduser()) for path in paths if Path(path).expanduser().exists()}
         if changed := next((path for path, sha256 in found.items() if self.data.get(path, sha256) != sha256), None):
             raise UserError(
-                f"--out: {self.folder} holds trials over {changed} as it was before; expected the same data, "
+                f"--out: {self.folder} holds trials with {changed} as it was before; expected it unchanged, "
                 "or another folder"
             )
         self.data.update(found)
