@@ -157,6 +157,17 @@ def test_hostile_text_stays_text_and_nobody_else_is_asked(browser: Chromium, add
 
 
 @needs_chromium
+def test_what_was_typed_is_read_with_the_next_click(browser: Chromium, address: str) -> None:
+    page = Page(browser, address)
+    page.set("#text", "The other text")
+    page.click("[data-head='decoder.1.0']")
+    assert browser.run("document.querySelector('#text').value") == "The other text"
+    assert len(browser.run("[...document.querySelectorAll('.token')].map((span) => span.textContent)")) == 3
+    page.click("#undo")
+    assert browser.run("document.querySelector('#text').value") != "The other text"
+
+
+@needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_a_phone(dark: bool, browser: Chromium, address: str) -> None:
     page = Page(browser, address)
