@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_words, make_classification_task
+from regard.data.rows import (
+    FREE_ANSWER,
+    LabeledRow,
+    LabeledRows,
+    RawTask,
+    TextKey,
+    hash_words,
+    make_classification_task,
+)
 from regard.data.splits import (
     clean_splits,
     divide_rows,
@@ -146,13 +154,17 @@ def test_parts_of_a_division(pool: LabeledRows, seed: int) -> None:
 
 
 def test_a_class_too_small_to_divide() -> None:
-    with pytest.warns(UserWarning, match="classes of here with fewer than 3 texts are trained on and not tested: 'b'"):
-        parts = divide_rows(many("a", 9) + many("b", 2) + many("b", 2), (0.1, 0.2), 0, "here")
+    with pytest.warns(
+        UserWarning, match="classes of here with fewer than 3 texts stay in train, none is held out: 'b'"
+    ):
+        parts = divide_rows(many("a", 9) + many("b", 2) + many("b", 2) + many("c", 9), (0.1, 0.2), 0, "here")
     assert [[row.label for row in part].count("b") for part in parts] == [4, 0, 0]
     assert [[row.label for row in part].count("a") for part in parts] == [7, 1, 1]
-    expected = "at least 3 texts of a class in here, one for each split, got fewer of each: 'b', 'c'"
+    expected = "at least 3 texts of two classes in here, one for each split, got fewer of 'b'"
     with pytest.raises(UserError, match=expected):
-        divide_rows(many("b", 2) + many("c", 1), (0.1, 0.2), 0, "here")
+        divide_rows(many("b", 2) + many("c", 9), (0.1, 0.2), 0, "here")
+    with pytest.raises(UserError, match="expected at least 3 texts in here, one for each split, got fewer"):
+        divide_rows(many(FREE_ANSWER, 2), (0.1, 0.2), 0, "here")
 
 
 # -- what splits have in common -----------------------------------------------------------------------

@@ -146,6 +146,12 @@ def test_rows_with_the_same_text_are_on_the_same_side(tmp_path: Path) -> None:
         assert len(task.validation) == 40
 
 
+def test_a_fifth_is_held_out_however_often_a_text_occurs(tmp_path: Path) -> None:
+    rows = [{"text": "n/a" if number < 60 else f"text {number}", "label": "ab"[number % 2]} for number in range(100)]
+    path = jsonl(tmp_path / "a.jsonl", rows)
+    assert {len(read_task(path, seed=seed).validation) for seed in range(10)} == {20}
+
+
 def test_a_text_of_most_rows_is_trained_on(tmp_path: Path) -> None:
     rows = [{"text": "same", "label": "ab"[number % 2]} for number in range(20)]
     path = jsonl(tmp_path / "a.jsonl", rows + [{"text": f"other {number}", "label": "a"} for number in range(5)])

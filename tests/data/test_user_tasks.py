@@ -293,7 +293,7 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
         ({"text_pair": "two"}, "expected one text in each row of 'a', or two in each, got both"),
         (
             {"task": "lonely"},
-            "at least 3 texts of a class in 'lonely' of {path}, one for each split, got fewer of each: 'no'",
+            "at least 3 texts of two classes in 'lonely' of {path}, one for each split, got fewer of 'no'",
         ),
     ],
 )
@@ -319,7 +319,9 @@ def test_a_table_without_tasks_is_one_task(tmp_path: Path) -> None:
 
 def test_a_class_of_one_text_is_trained_on(tmp_path: Path) -> None:
     rows = [*records("a"), *records("b"), {"task": "b", "text": "once", "label": "rare"}]
-    with pytest.warns(UserWarning, match="classes of 'b' of .* with fewer than 3 texts .* not tested: 'rare'"):
+    with pytest.warns(
+        UserWarning, match="classes of 'b' of .* with fewer than 3 texts stay in train, none is held out: 'rare'"
+    ):
         task = read_stream(write(tmp_path / "a.jsonl", rows)).tasks[1]
     assert isinstance(task, ClassificationTask)
     rare = task.labels.index("rare")
@@ -338,6 +340,15 @@ def test_instructions_as_they_are_published_are_read(tmp_path: Path) -> None:
     assert set(pairs) == expected
     labelled = write(tmp_path / "b.jsonl", [row | {"label": "ab"[at % 2]} for at, row in enumerate(rows)])
     assert "expected text in the column 'input'" in message_of(labelled)  # of classes, which need a text
+
+
+def test_an_instruction_may_say_all(tmp_path: Path) -> None:
+    rows = [{"task": "t", "instruction": f"Say {at}.", "output": f"{at}!"} for at in range(20)]
+    (task,) = read_stream(write(tmp_path / "a.jsonl", rows)).tasks
+    assert isinstance(task, TextTask)
+    assert sorted(task.train.inputs)[0].endswith(".\nOutput: ")
+    paired = [row | {"text": "", "text_pair": "two"} for row in rows]
+    assert "expected text in the column 'text'" in message_of(write(tmp_path / "b.jsonl", paired))
 
 
 def test_texts_that_are_numbers(tmp_path: Path) -> None:

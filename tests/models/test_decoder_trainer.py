@@ -150,12 +150,15 @@ def test_value_residuals_lose_no_gradient_to_checkpointing() -> None:
 def test_fields_of_other_decoders_are_read_or_refused() -> None:
     rope = {"rope_type": "default", "rope_theta": 5e5}
     assert RegardConfig(**SETTINGS, rope_parameters=rope).rope_theta == 5e5
-    assert RegardConfig(**SETTINGS, sliding_window=None).rope_theta == 1e4
+    assert RegardConfig(**SETTINGS, rope_parameters=rope, rope_theta=1e4).rope_theta == 1e4
+    same = {"sliding_window": None, "layer_types": ["full_attention"] * 2, "rope_theta": None}
+    same |= {"rope_parameters": {"rope_type": "default", "rope_theta": None, "partial_rotary_factor": 1.0}}
+    assert RegardConfig(**SETTINGS, **same).rope_theta == 1e4
     for name, value in (
         ("rope_scaling", {"type": "linear", "factor": 2.0}),
         ("rope_parameters", {"rope_type": "yarn", "factor": 2.0}),
         ("sliding_window", 4),
-        ("layer_types", ["full_attention"] * 2),
+        ("layer_types", ["full_attention", "sliding_attention"]),
     ):
         with pytest.raises(UserError, match=f"^{name}: expected "):
             RegardConfig(**SETTINGS, **{name: value})

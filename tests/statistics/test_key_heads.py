@@ -5,7 +5,6 @@ import pytest
 from transformers import LlamaConfig, LlamaModel
 
 import regard
-from regard.errors import UserError
 from regard.statistics.table import spread_key_heads
 
 
@@ -24,8 +23,9 @@ def test_each_query_head_of_a_group_is_named() -> None:
 
 
 def test_without_a_statistic_of_query_heads_nothing_is_guessed() -> None:
-    with pytest.raises(UserError, match="heads: expected a statistic of query heads beside"):
-        spread_key_heads([("decoder", 0, 1)], pd.DataFrame(rows("value_norm", 2)))
+    with pytest.warns(UserWarning, match="heads: these are heads of keys and values; measure entropy beside"):
+        found = spread_key_heads([("decoder", 0, 1)], pd.DataFrame(rows("value_norm", 2)))
+    assert found == {("decoder", 0, 1)}
 
 
 def test_heads_by_their_values_are_heads_to_replace() -> None:

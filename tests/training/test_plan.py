@@ -153,5 +153,5 @@ def test_more_steps_at_a_constant_rate() -> None:
 
 
 def test_rates_of_parameters_that_are_not_there_are_refused() -> None:
-    with pytest.raises(UserError, match="times: expected names of parameters that are trained, got 'weigth'"):
+    with pytest.raises(UserError, match="times: expected names of parameters of the model, got 'weigth'"):
         adamw(nn.Linear(2, 1), TrainingConfig(max_steps=1, batch_size=1), {"weigth": 2.0})

@@ -33,7 +33,7 @@ class Images:
         image = self.items[index]
         if isinstance(image, Image.Image):
             return _make_rgb(image, f"image {index}")
-        if not isinstance(image, str | Path):
+        if not (isinstance(image, str | Path) or hasattr(image, "read")):
             raise UserError(f"images: expected paths, or images of PIL (Image.fromarray), got {type(image).__name__}")
         try:
             with Image.open(image) as opened:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.data.rows import LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_rows
+from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_rows
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.errors import UserError, warn_user
 
@@ -55,10 +55,12 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     rare = [label for label in labels if len(keys_of[label]) <= len(fractions)]
     if rare:
         count, listed = len(fractions) + 1, ", ".join(map(repr, rare[:8])) + (", …" if len(rare) > 8 else "")
-        if len(rare) == len(labels):
-            expected = f"at least {count} texts of a class in {name}, one for each split"
-            raise UserError(f"stream: expected {expected}, got fewer of each: {listed}")
-        warn_user(f"stream: classes of {name} with fewer than {count} texts are trained on and not tested: {listed}")
+        if labels == [FREE_ANSWER]:
+            raise UserError(f"stream: expected at least {count} texts in {name}, one for each split, got fewer")
+        if len(labels) - len(rare) < 2:
+            expected = f"at least {count} texts of two classes in {name}, one for each split"
+            raise UserError(f"stream: expected {expected}, got fewer of {listed}")
+        warn_user(f"stream: classes of {name} with fewer than {count} texts stay in train, none is held out: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
     for label in (label for label in labels if label not in rare):
         keys = keys_of[label]

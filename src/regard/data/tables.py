@@ -12,7 +12,6 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple, cast
 
@@ -88,8 +87,9 @@ def read_conll(path: Path, task: str) -> Table:
     tags: list[str] = []
     num_columns = first_line = 0
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
-        fields = _CONLL_GAP.split(line.strip(" \t"))
-        if fields[0] and fields and fields[0] != "-DOCSTART-":
+        fields = _CONLL_GAP.split(line.strip(" \t")) if line.strip() else []
+        fields = line.split() if len(fields) == 1 else fields  # other spaces alone
+        if fields and fields[0] != "-DOCSTART-":
             allowed = (num_columns,) if num_columns else (2, 3, 4)
             num_columns = len(fields)
             if num_columns not in allowed:
@@ -240,9 +240,11 @@ def _read_jsonl(path: Path, option: str) -> Records:
         if not line.strip():
             continue
         try:
-            record = json.loads(
-                line, object_pairs_hook=partial(_make_object, place=f"{path}, line {number}", option=option)
-            )
+            record = _DECODER.decode(line)
+        except _RepeatedNameError as error:
+            raise UserError(
+                f"{option}: expected each column once in {path}, line {number}, got {error} twice"
+            ) from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
         if not isinstance(record, dict):
@@ -253,9 +255,18 @@ def _read_jsonl(path: Path, option: str) -> Records:
         yield number, record
 
 
-def _make_object(pairs: list[tuple[str, Any]], *, place: str, option: str) -> dict[str, Any]:
-    check_columns_once((name for name, _ in pairs), place, option)
-    return dict(pairs)
+class _RepeatedNameError(Exception):
+    """An object of JSON has a name twice, which is the argument."""
+
+
+def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise _RepeatedNameError(repr(Counter(name for name, _ in pairs).most_common(1)[0][0]))
+    return values
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object)
 
 
 def is_unicode(value: Any) -> bool:

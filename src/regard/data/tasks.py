@@ -208,11 +208,12 @@ def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:
     for index, row in enumerate(rows):
         copies[TextKey.of(row.texts)].append(index)
     held_out: set[int] = set()
-    for index in _shuffled_range(len(rows), seed):
-        same = copies[TextKey.of(rows[index].texts)]
+    order = [copies[TextKey.of(rows[index].texts)] for index in _shuffled_range(len(rows), seed)]
+    fits = [same for same in order if len(same) <= max(1, len(rows) // 5)]
+    for same in fits or sorted(order, key=len)[:1]:
         labels = Counter(rows[copy].label for copy in same)
         has_room = not held_out or len(held_out) + len(same) <= len(rows) // 5
-        if index not in held_out and has_room and all(remaining[label] > count for label, count in labels.items()):
+        if same[0] not in held_out and has_room and all(remaining[label] > count for label, count in labels.items()):
             held_out.update(same)
             remaining -= labels
     return held_out

@@ -73,12 +73,16 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     columns = _find_columns(records, task_type, str(path))
     has_splits = any("split" in record.values for record in records)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
-    only_task = None if any("task" in record.values for record in records) else path.name.partition(".")[0]
+    only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
     rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
     if only_task is not None:
         warn_user(f"stream: {path} has no column 'task': its rows are one task, {only_task!r}")
     for row, record in zip(rows, records, strict=True):
-        name = only_task or _parse_name(record.values["task"], f"the name of a task in {record.location}")
+        name = (
+            only_task
+            if only_task is not None
+            else _parse_name(record.values["task"], f"the name of a task in {record.location}")
+        )
         split: Any = record.values.get("split")
         if has_splits and (not isinstance(split, str) or split not in SPLIT_NAMES):
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
@@ -214,7 +218,8 @@ def _read_rows(
 ) -> list[_UserRow]:
     rows = []
     for values, location in records:
-        required = (*extra_columns, columns.text, columns.answer or "label")
+        may_lack_text = columns.is_text and columns.instruction is not None and columns.text not in values
+        required = (*extra_columns, *(() if may_lack_text else (columns.text,)), columns.answer or "label")
         tables.check_columns(required, values, location, tables.STREAM)
         answers: tuple[str, ...] = ()
         if columns.answer is None:
@@ -234,7 +239,7 @@ def _read_rows(
 def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
     """Return one text or two; a text_pair that is null or empty is none."""
     columns = [text] if values.get("text_pair") in (None, "") else [text, "text_pair"]
-    if may_be_blank and (values[text] is None or not str(values[text]).strip()):
+    if may_be_blank and len(columns) == 1 and (values.get(text) is None or not str(values[text]).strip()):
         return ("",)
     for column in columns:
         if not isinstance(values[column], str) or not values[column].strip():

@@ -92,7 +92,9 @@ class PartialLinear(nn.Module):
         for name, held in self.named_parameters():
             whole = original.get_parameter(name)
             index = (slice(None), rows) if self.is_transposed and name == "weight" else (rows,)
-            if not whole[index].equal(held):  # what is not trained stays as it is, and may be shared
+            if not held.is_meta and not whole[index].equal(
+                held
+            ):  # what is not trained stays as it is, and may be shared
                 whole[index] = held
 
     def _multiply(self, inputs: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class RegardConfig(PreTrainedConfig):
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         max_position_embeddings: int = 2048,
-        rope_theta: float = 10_000.0,
+        rope_theta: float | None = None,
         rms_norm_eps: float = 1e-5,
         ffn: str = "swiglu",
         norm: str = "pre",
@@ -112,24 +112,27 @@ def llama_differences(config: RegardConfig) -> dict[str, tuple[Any, Any]]:
     return {name: (value, expected) for name, (value, expected) in choices.items() if value != expected}
 
 
-def _read_rope(others: dict[str, Any], rope_theta: float) -> float:
-    """Return the base of rotary positions, also where `others` has it as Transformers does, and take it out there.
+def _read_rope(others: dict[str, Any], rope_theta: float | None) -> float:
+    """Return the base of rotary positions, or else that which `others` has as in Transformers, and take it out there.
 
     Raises:
         UserError: `others` asks for what the decoder does not have: scaled rotary positions, or windows by layer.
     """
-    given = {name: others.pop(name, None) for name in ("rope_parameters", "rope_scaling")}
-    for name, rope in given.items():
-        fields = dict(rope or {})
-        rope_theta = float(fields.pop("rope_theta", rope_theta))
-        if fields.pop("rope_type", fields.pop("type", "default")) != "default" or any(fields.values()):
-            raise UserError(f"{name}: expected rope_type 'default' with rope_theta alone, got {rope}")
-    for name in ("sliding_window", "layer_types"):
-        if others.pop(name, None) is not None:
-            raise UserError(
-                f"{name}: expected none; a decoder has one window for all layers, attention={{'window': …}}"
-            )
-    return rope_theta
+    for name in ("rope_parameters", "rope_scaling"):
+        given = others.pop(name, None)
+        fields = {key: value for key, value in (given or {}).items() if value is not None}
+        theta = fields.pop("rope_theta", None)
+        rope_theta = theta if rope_theta is None else rope_theta
+        if any(value != _PLAIN_ROPE.get(key) for key, value in fields.items()):
+            raise UserError(f"{name}: expected rope_type 'default' with rope_theta alone, got {given}")
+    window, types = (others.pop(name, None) for name in ("sliding_window", "layer_types"))
+    if window is not None or any(kind != "full_attention" for kind in types or ()):
+        name = "layer_types" if window is None else "sliding_window"
+        raise UserError(f"{name}: expected none; a decoder has one window for all layers, attention={{'window': …}}")
+    return 10_000.0 if rope_theta is None else float(rope_theta)
+
+
+_PLAIN_ROPE = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
 
 
 def _to_spec(attention: AttentionSpec | Mapping[str, Any] | str) -> AttentionSpec:

@@ -136,8 +136,9 @@ def _check_weights_are_own(model: nn.Module, name: str) -> None:
     parents = Counter(id(child) for module in model.modules() for child in module.children())
     owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
     for layer_name, layer in model.named_modules():
-        base = getattr(layer, "base_layer", None)
-        if isinstance(base, nn.Module) and (parents[id(base)] > 1 or owners[id(base._parameters.get("weight"))] > 1):
+        base, tied_by_peft = getattr(layer, "base_layer", None), type(layer).__name__ == "TrainableTokensLayer"
+        weight = base._parameters.get("weight") if isinstance(base, nn.Module) else None
+        if weight is not None and not tied_by_peft and (parents[id(base)] > 1 or owners[id(weight)] > 1):
             raise UserError(
                 f"adapter: expected one of layers with weights of their own, to be merged; {name} adapts "
                 f"{layer_name.removeprefix(_PREFIX)}, whose weight other layers have too"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 COLUMNS = ("statistic", "layer", "head", "position", "epsilon", "value", "standard_error", "n", "site")
 TOKEN_COLUMNS = ("site", "layer", "head", "position", "token", "count", "share")
@@ -78,12 +78,15 @@ def find_group_sizes(table: pd.DataFrame) -> dict[tuple[str, int], int]:
 
 
 def spread_key_heads(heads: Iterable[tuple[str, int, int]], table: pd.DataFrame) -> set[tuple[str, int, int]]:
-    """Return the query heads that read key/value heads. Raises UserError if the table does not tell how many do."""
+    """Return the query heads that read key/value heads; one each, with a warning, if the table does not tell."""
     sizes, spread = find_group_sizes(table), set[tuple[str, int, int]]()
+    heads = list(heads)
+    if any((site, layer) not in sizes for site, layer, _ in heads):
+        warn_user(
+            "heads: these are heads of keys and values; measure entropy beside, to be told which queries read them"
+        )
     for site, layer, head in heads:
-        if (site, layer) not in sizes:
-            raise UserError("heads: expected a statistic of query heads beside, which tells how many share a key head")
-        size = sizes[site, layer]
+        size = sizes.get((site, layer), 1)
         spread |= {(site, layer, head * size + member) for member in range(size)}
     return spread
 

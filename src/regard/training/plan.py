@@ -90,8 +90,8 @@ def adamw(model: nn.Module, plan: TrainingConfig, times: Mapping[str, float] | N
     `times` multiplies the learning rates of parameters by name; others have 1.
     """
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    if unknown := sorted(set(times or {}) - set(trained)):
-        raise UserError(f"times: expected names of parameters that are trained, got {unknown[0]!r}")
+    if unknown := sorted(set(times or {}) - {name for name, _ in model.named_parameters()}):
+        raise UserError(f"times: expected names of parameters of the model, got {unknown[0]!r}")
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for decays in (True, False):
         for name, parameter in trained.items():

@@ -19,6 +19,7 @@ from regard.continual.methods import method_named
 from regard.continual.models import LINEAGE
 from regard.continual.run_state import TABLES
 from regard.data.stream import Stream
+from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from regard.runs.config import read_results
@@ -63,6 +64,9 @@ class FinishedRun:
             return config.replace(**changes, stream=stream.name, order=AS_GIVEN)
         if config.order == AS_GIVEN:
             raise UserError(f"stream: expected all tasks as one Stream, as {self.folder} was over a Stream")
+        metrics = {task["metric"] for task in self.result.metadata["stream"]["tasks"] if task.get("metric")}
+        if config.metric == "auto" and len(metrics) == 1 and not STREAMS.keys() & set(config.parts):
+            changes["metric"] = metrics.pop()  # by which the earlier tasks were scored
         return config.replace(**changes, stream=f"{config.stream},{stream}")
 
     def check_model(self, loaded: Loaded) -> None:

@@ -76,7 +76,6 @@ class MeasureResult(RunResult):
 
         Raises:
             UserError: The statistic was not measured or has not just one such value a head, or there is no threshold.
-                Or it is one of key/value heads alone, and the table does not tell how many query heads read each.
         """
         found = select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
         return spread_key_heads(found, self.table) if statistic.startswith(KEY_HEADS) else found
