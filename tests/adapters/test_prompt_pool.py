@@ -186,7 +186,9 @@ def test_a_cache_goes_on_behind_its_prompt(kind: str) -> None:
         bare = DynamicCache(config=found.config)
         with pool.use_weights(None):
             found(input_ids=ids[:, :3], attention_mask=mask[:, :3], past_key_values=bare, use_cache=True)
-        with pytest.raises(UserError, match="past_key_values: expected those of a text behind the same soft prompts"):
+        with pytest.raises(
+            UserError, match=r"(past_key_values|cache): expected that of a text behind the same soft prompts"
+        ):
             found(input_ids=ids[:, 3:], attention_mask=mask, past_key_values=bare, use_cache=True)
 
 

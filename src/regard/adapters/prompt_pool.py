@@ -12,6 +12,7 @@ from regard.adapters.lora import Mixture, hold
 from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
+from regard.hooks.caches import cache_name, holds_states_alone, read_cache
 from regard.hooks.layers import eval_no_grad
 
 _NAME = "soft_prompts"
@@ -126,8 +127,8 @@ class PromptAdapterPool(AdapterPool):
         prefix = self._prefix_of(len(text))
         if prefix is None:
             return None
-        cache = inputs.get("past_key_values")
-        num_cached = 0 if cache is None else int(cache.get_seq_length())
+        cache = read_cache(inputs)
+        num_cached = 0 if cache is None or holds_states_alone(cache) else int(cache.get_seq_length())
         self._check(inputs, prefix, num_cached, text.shape[1])
         self._padding = _left_padding(inputs.get("attention_mask"))
         if not num_cached:
@@ -178,11 +179,12 @@ class PromptAdapterPool(AdapterPool):
         length, mask, reader = prefix.prompts.shape[1], inputs.get("attention_mask"), type(self.reader).__name__
         if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
             raise UserError("attention_mask: expected (row, token) beside soft prompts, got another shape")
-        cache_given = inputs.get("past_key_values") is not None
-        if inputs.get("drop_first") or inputs.get("cache_params") is not None:
+        cache_given = cache_name(inputs)
+        has_states = inputs.get("cache_params") is not None or holds_states_alone(read_cache(inputs))
+        if inputs.get("drop_first") or has_states:
             raise UserError(f"model: expected one whose first token is the text's own, and a usual cache, got {reader}")
         if num_cached and mask is not None and mask.shape[1] + length != num_cached + tokens:
-            raise UserError("past_key_values: expected those of a text behind the same soft prompts, got others")
+            raise UserError(f"{cache_given}: expected that of a text behind the same soft prompts, got another")
         if not num_cached and cache_given and mask is not None and not bool(mask.any(1).all()):
             raise UserError(
                 "attention_mask: expected a word of each row with the first tokens, got padding alone in one"

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from regard.errors import UserError
+from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
 
-_NOT_READ = {"past_key_values", "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
+_NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
 
 

@@ -14,6 +14,7 @@ from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.errors import UserError
+from regard.hooks.caches import cache_name, is_filled
 
 _MARK = "_regard_weights"
 
@@ -198,9 +199,9 @@ class Routing:
         if self._is_reading or not self.is_active:
             return
         inputs = self._calls[-1].inputs
-        cache = None if self.two_parts else inputs.get("past_key_values")
-        if cache is not None and (cache.get_seq_length() if isinstance(cache, Cache) else cache):
-            self.mixture.weights = self._recall_weights(cache, "past_key_values")
+        name = None if self.two_parts else cache_name(inputs)
+        if name is not None and is_filled(inputs[name]):
+            self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             if not self._read_along(inputs):

@@ -11,11 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import (
-    Cache,
     CacheLayerMixin,
     DynamicLayer,
     DynamicSlidingWindowLayer,
-    EncoderDecoderCache,
     StaticLayer,
     StaticSlidingWindowLayer,
 )
@@ -108,14 +106,6 @@ PARTIAL: dict[type, Any] = {
     for layer in (PartialDynamicLayer, PartialSlidingLayer, PartialStaticLayer, PartialStaticSlidingLayer)
 }
 """Layers with the keys of some heads by the class of those with all. Quantized and offloaded keys stay whole."""
-
-
-def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the cache of self-attention among the arguments of an attention module; None without one."""
-    for value in (*kwargs.values(), *args):
-        if isinstance(value, Cache):
-            return value.self_attention_cache if isinstance(value, EncoderDecoderCache) else value
-    return None
 
 
 def find_cache_layer(cache: Any, module: nn.Module) -> Any:

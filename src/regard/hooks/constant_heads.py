@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
-from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache, find_cache_layer, is_handed_on
+from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
+from regard.hooks.caches import find_cache
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
 
 NAME = "constant_heads"

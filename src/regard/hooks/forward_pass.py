@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.tracing import is_traced
+from regard.hooks.caches import read_cache, rename_cache
 
 
 @dataclass
@@ -59,7 +60,7 @@ class ForwardContext:
         `root_tokens` are the ids that the whole model was passed, of which the stack may be passed the embeddings.
         """
         arguments = _bind_arguments(module, args, kwargs)
-        cache: Any = arguments.get("past_key_values")
+        cache = read_cache(arguments)
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         mask = arguments.get("attention_mask")
         padding = arguments.get("decoder_padding_mask")
@@ -126,9 +127,10 @@ class ForwardContext:
 def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a forward by name, those in **kwargs included."""
     if is_traced() or "forward" in vars(module):
-        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        signature = inspect.signature(module.forward)
     else:
-        bound = _signature(type(module).forward).bind_partial(module, *args, **kwargs).arguments
+        signature, args = _signature(type(module).forward), (module, *args)
+    bound = signature.bind_partial(*args, **rename_cache(kwargs, signature.parameters)).arguments
     for name, value in list(bound.items()):
         if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
             bound.update(value)

@@ -20,7 +20,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.attention_function import Observer
-from regard.hooks.cached_keys import find_cache
+from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
@@ -219,7 +219,7 @@ class Watch(Observer, Readings):
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
         is_open = sequences.forward is not None
-        sequences.end(getattr(output, "past_key_values", None))
+        sequences.end(read_cache(output))
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module, routed=True)
         self._called_stacks.add(sequences.stack.path)
