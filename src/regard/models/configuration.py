@@ -36,7 +36,7 @@ class RegardConfig(PreTrainedConfig):
     """
 
     model_type = "regard"
-    keys_to_ignore_at_inference = ("past_key_values",)
+    keys_to_ignore_at_inference = ("past_key_values", "cache")
 
     def __init__(
         self,

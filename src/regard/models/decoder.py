@@ -27,6 +27,9 @@ from regard.models.layers import (
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 from regard.models.standalone import remove_code
 
+_OUTPUT_CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""What outputs call the cache: Transformers 5.24 has another name for it than earlier releases."""
+
 
 class RegardPreTrainedModel(PreTrainedModel):
     """What the model and the one with a head share: initial weights, and what Transformers may do with them."""
@@ -36,7 +39,7 @@ class RegardPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["RegardDecoderLayer"]  # noqa: RUF012 - as Transformers has it
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_attention_backend = True
     _can_compile_fullgraph = False
@@ -123,17 +126,20 @@ class RegardModel(RegardPreTrainedModel):
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
         drop_first: bool = False,
+        cache: Cache | None = None,
         **_others: Any,
     ) -> BaseModelOutputWithPast:
         """Return the last hidden states (batch, token, width), as `LlamaModel` gives them.
 
         By default positions are counted from each row's first real token. If those passed start again within a row, and
         there is neither mask nor cache, several sequences are packed into the row and do not see each other. By
-        default no cache is made of them; with `use_cache=True` they are one sequence, as in Transformers.
+        default no cache is made of them; with `use_cache=True` they are one sequence, as in Transformers. `cache` is
+        the name of `past_key_values` in Transformers 5.24 and later.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise UserError("input: expected input_ids or inputs_embeds, and not both")
         stream = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        past_key_values = cache if past_key_values is None else past_key_values
         is_alone = attention_mask is None and past_key_values is None
         if use_cache is None:
             use_cache = (
@@ -163,9 +169,10 @@ class RegardModel(RegardPreTrainedModel):
             stream = layer(stream, context, past_key_values)
         stream = stream if self.norm is None else self.norm(stream)
         first = int(drop_first)
+        returned: dict[str, Any] = {_OUTPUT_CACHE: past_key_values if use_cache else None}
         return BaseModelOutputWithPast(
             last_hidden_state=stream[:, first:],
-            past_key_values=past_key_values if use_cache else None,
+            **returned,
             hidden_states=tuple(state[:, first:] for state in (*states, stream)) if output_hidden_states else None,
             attentions=None if attentions is None else tuple(attentions),
         )
@@ -256,7 +263,8 @@ def _refuse_reentrant(layer: nn.Module) -> None:
 def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Return the arguments of a forward with the sink token in front of the first real token of each row."""
     others = kwargs | dict(zip(_ORDER, args, strict=False))
-    ids, mask, positions, cache, stream = (others.pop(name, None) for name in _ORDER[:-1])
+    ids, mask, positions, past, stream, cache = (others.pop(name, None) for name in (*_ORDER[:-1], "cache"))
+    cache = cache if past is None else past
     if isinstance(cache, StaticCache):
         raise UserError("cache: expected one that grows beside a sink token, which `generate` makes no room for")
     if mask is not None and mask.ndim != 2:
@@ -329,6 +337,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         return_logits: bool | None = None,
+        cache: Cache | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast:
         """Return logits, and with labels a loss: their mean, or their sum by `num_items_in_batch`.
@@ -338,6 +347,7 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         None) no logits are returned in training with labels, and only a few rows are in memory at a time.
         """
         inputs: dict[str, Any] = {"input_ids": input_ids, "position_ids": position_ids, "inputs_embeds": inputs_embeds}
+        past_key_values = cache if past_key_values is None else past_key_values
         inputs |= {"attention_mask": attention_mask, "past_key_values": past_key_values, "use_cache": use_cache}
         output = self.model(**inputs, **others)
         hidden = output.last_hidden_state

@@ -15,6 +15,7 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTra
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 EPSILON = 1e-8
+CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"  # 5.24, earlier
 
 
 def softmax(scores: Tensor, keep: Tensor) -> Tensor:
@@ -236,14 +237,20 @@ class RegardModel(PreTrainedModel):
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Any = None, past_key_values: Any = None, use_cache: Any = None
+        self,
+        input_ids: Tensor,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        use_cache: Any = None,
+        cache: Any = None,
     ) -> BaseModelOutputWithPast:
         """Return the last hidden states of one sequence a row, padded on either side."""
-        if past_key_values is None and (self.config.use_cache if use_cache is None else use_cache):
-            past_key_values = DynamicCache()
+        cache = cache if past_key_values is None else past_key_values
+        if cache is None and (self.config.use_cache if use_cache is None else use_cache):
+            cache = DynamicCache()
         x, sink = self.embed_tokens(input_ids), int(self.sink_token is not None)
-        offset = 0 if past_key_values is None else past_key_values.get_seq_length()
-        real = self.real_tokens(attention_mask, past_key_values, offset - sink * bool(offset), x)
+        offset = 0 if cache is None else cache.get_seq_length()
+        real = self.real_tokens(attention_mask, cache, offset - sink * bool(offset), x)
         place = torch.arange(real.shape[1], device=x.device) - real.int().argmax(-1, keepdim=True) + sink
         position = (real.cumsum(-1) - 1).clamp(min=0) + sink
         if self.sink_token is not None:
@@ -256,9 +263,9 @@ class RegardModel(PreTrainedModel):
             x = x + self.sinusoids(position).to(x.dtype)
         shared = self.share(place, position, real, x)
         for layer in self.layers:
-            x = layer(x, shared, past_key_values)
+            x = layer(x, shared, cache)
         x = self.norm(x)[:, 0 if offset else sink :]
-        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=x, **{CACHE: cache})
 
     def sinusoids(self, position: Tensor) -> Tensor:
         """Return sines in even and cosines in odd features of each position, in float32."""
@@ -321,8 +328,9 @@ class RegardForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         return_dict: bool = True,
+        cache: DynamicCache | None = None,
     ) -> CausalLMOutputWithPast:
         """Return logits of what comes after the last `logits_to_keep` tokens, or after each."""
-        output = self.model(input_ids, attention_mask, past_key_values, use_cache)
+        output = self.model(input_ids, attention_mask, past_key_values, use_cache, cache)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
+        return CausalLMOutputWithPast(logits=logits, **{CACHE: getattr(output, CACHE)})
