@@ -91,6 +91,21 @@ def test_a_cache_changes_nothing(name: str) -> None:
     assert torch.equal(generated, ids)
 
 
+@pytest.mark.parametrize("name", ["softmax", "sink-token"])
+@torch.no_grad()
+def test_a_cache_has_two_names(name: str) -> None:
+    """Transformers 5.24 calls it `cache`, earlier releases `past_key_values`: each with and without a head."""
+    model, ids = _decoder(SPECS[name]), _ids()
+    for part in (model, model.model):
+        found = []
+        for argument in ("past_key_values", "cache"):
+            cache: Any = {argument: DynamicCache(config=model.config)}
+            part(ids[:, :3], **cache)
+            found.append(part(ids[:, 3:], **cache)[0])
+        assert torch.equal(*found)
+        torch.testing.assert_close(found[0], part(ids, use_cache=False)[0][:, 3:], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.sample(5)
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_padded_on_the_left_are_those_without_padding(name: str) -> None:

@@ -115,9 +115,11 @@ def test_it_continues_from_a_cache(name: str) -> None:
     model = _decoder(SPECS[name])
     ids, mask = _ids(), torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1] * 9])
     alone = _alone(model)
-    started = alone(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
-    later = alone(ids[:, 5:], attention_mask=mask, past_key_values=started.past_key_values).logits
-    torch.testing.assert_close(later, model(ids, attention_mask=mask).logits[:, 5:], rtol=1e-9, atol=1e-9)
+    for argument in ("past_key_values", "cache"):
+        started = alone(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
+        cache = {argument: started.past_key_values}
+        later = alone(ids[:, 5:], attention_mask=mask, **cache).logits
+        torch.testing.assert_close(later, model(ids, attention_mask=mask).logits[:, 5:], rtol=1e-9, atol=1e-9)
     options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "attention_mask": mask}
     assert torch.equal(alone.generate(ids, **options), model.generate(ids, **options))
 
