@@ -1,7 +1,6 @@
 """A pool of LoRA adapters beside the layers of a model."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +11,7 @@ from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_la
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
-from regard.models.lora_targets import query_value_layers
+from regard.models.lora_targets import find_shared_layers, query_value_layers
 
 
 class LoraAdapterPool(AdapterPool):
@@ -93,9 +92,7 @@ class LoraAdapterPool(AdapterPool):
 
 def tied_layers(model: nn.Module, layers: Mapping[str, MixedLayer]) -> list[str]:
     """Return the names of adapted layers whose weight other layers of the model have too."""
-    parents = Counter(id(child) for module in model.modules() for child in module.children())
-    owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
-    return [name for name, layer in layers.items() if owners[id(layer.weight)] > 1 or parents[id(layer.base_layer)] > 1]
+    return find_shared_layers(model, {name: layer.base_layer for name, layer in layers.items()})
 
 
 def target_layers(model: nn.Module, targets: str | Sequence[str], *, by_row: bool = False) -> list[str]:

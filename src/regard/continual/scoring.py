@@ -114,9 +114,12 @@ def rouge_l_score(answer: str, reference: str) -> float:
 
     Words are runs of a–z and 0–9 in lower case; those of four letters and more are stemmed as by nltk (Porter 1980).
     """
-    answer_stems, reference_stems = split_stems(answer), split_stems(reference)
-    common = longest_common_subsequence(answer_stems, reference_stems)
-    return 2 * common / (len(answer_stems) + len(reference_stems)) if common else 0.0
+    return _rouge_l(split_stems(answer), split_stems(reference))
+
+
+def _rouge_l(answer: Sequence[str], reference: Sequence[str]) -> float:
+    common = longest_common_subsequence(answer, reference)
+    return 2 * common / (len(answer) + len(reference)) if common else 0.0
 
 
 def rouge_l_unicode_score(answer: str, reference: str) -> float:
@@ -124,9 +127,7 @@ def rouge_l_unicode_score(answer: str, reference: str) -> float:
 
     Words are runs of letters, digits and their marks; where a script has no spaces between words, characters.
     """
-    answer_words, reference_words = split_words(answer), split_words(reference)
-    common = longest_common_subsequence(answer_words, reference_words)
-    return 2 * common / (len(answer_words) + len(reference_words)) if common else 0.0
+    return _rouge_l(split_words(answer), split_words(reference))
 
 
 def split_words(text: str) -> list[str]:

@@ -48,7 +48,7 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
     Rows with the same text and class stay together. Classes with too few texts for each split stay in the remainder,
-    with a warning. Messages call the rows `name`. Raises UserError if all classes have too few.
+    with a warning. Messages call the rows `name`. Raises UserError if fewer than two classes have enough.
     """
     labels = sorted({row.label for row in rows})
     keys_of = {label: sorted({row.key for row in rows if row.label == label}) for label in labels}
@@ -62,7 +62,7 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
             raise UserError(f"stream: expected {expected}, got fewer of {listed}")
         warn_user(f"stream: classes of {name} with fewer than {count} texts stay in train, none is held out: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
-    for label in (label for label in labels if label not in rare):
+    for label in sorted(set(labels) - set(rare)):
         keys = keys_of[label]
         keys.sort(key=lambda key: rank_key("split", seed, key))
         end = len(keys)

@@ -204,11 +204,12 @@ def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:
     Rows with the same text stay together: none is trained on that is held out.
     """
     remaining = Counter(row.label for row in rows)
+    keys = [TextKey.of(row.texts) for row in rows]
     copies: dict[TextKey, list[int]] = defaultdict(list)
-    for index, row in enumerate(rows):
-        copies[TextKey.of(row.texts)].append(index)
+    for index, key in enumerate(keys):
+        copies[key].append(index)
     held_out: set[int] = set()
-    order = [copies[TextKey.of(rows[index].texts)] for index in _shuffled_range(len(rows), seed)]
+    order = [copies[keys[index]] for index in _shuffled_range(len(rows), seed)]
     fits = [same for same in order if len(same) <= max(1, len(rows) // 5)]
     for same in fits or sorted(order, key=len)[:1]:
         labels = Counter(rows[copy].label for copy in same)

@@ -78,11 +78,9 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     if only_task is not None:
         warn_user(f"stream: {path} has no column 'task': its rows are one task, {only_task!r}")
     for row, record in zip(rows, records, strict=True):
-        name = (
-            only_task
-            if only_task is not None
-            else _parse_name(record.values["task"], f"the name of a task in {record.location}")
-        )
+        name = only_task
+        if name is None:
+            name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
         split: Any = record.values.get("split")
         if has_splits and (not isinstance(split, str) or split not in SPLIT_NAMES):
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
@@ -200,7 +198,8 @@ def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRo
     key, text = TextKey.of((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
     texts = (row.instruction, text) if row.instruction else row.texts
     if columns.is_text:
-        texts = (format_prompt(LONG_SEQUENCE, *((row.instruction, text) if text.strip() else ("", row.instruction))),)
+        definition, text = (row.instruction, text) if text.strip() else ("", row.instruction)
+        texts = (format_prompt(LONG_SEQUENCE, definition, text),)
     return LabeledRow(texts, row.label, key, row.answers)
 
 

@@ -92,10 +92,9 @@ class PartialLinear(nn.Module):
         for name, held in self.named_parameters():
             whole = original.get_parameter(name)
             index = (slice(None), rows) if self.is_transposed and name == "weight" else (rows,)
-            if not held.is_meta and not whole[index].equal(
-                held
-            ):  # what is not trained stays as it is, and may be shared
-                whole[index] = held
+            if held.is_meta or whole[index].equal(held):
+                continue  # what is not trained stays as it is, and may be shared
+            whole[index] = held
 
     def _multiply(self, inputs: Tensor) -> Tensor:
         if not self.is_transposed or self.bias is None:

@@ -1,7 +1,7 @@
 """Which layers get LoRA adapters where nobody names them."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 
 from torch import nn
 
@@ -44,3 +44,13 @@ def _of_families(linear: Iterable[str]) -> list[str]:
     )
     chosen = {name for names in families for name in names}
     return [name for name in layers if name.rpartition(".")[2] in chosen]
+
+
+def find_shared_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> list[str]:
+    """Return the names of layers of a model that other modules of it have too, or whose weight they have."""
+    parents = Counter(id(child) for module in model.modules() for child in module.children())
+    owners = Counter(
+        id(value) for module in model.modules() for value in module._parameters.values() if value is not None
+    )
+    weights = {name: layer._parameters.get("weight") for name, layer in layers.items()}
+    return [name for name, layer in layers.items() if parents[id(layer)] > 1 or owners[id(weights[name])] > 1]

@@ -3,7 +3,6 @@
 import copy
 import json
 import warnings
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from regard.errors import UserError, naming_option, warn_user
+from regard.models.lora_targets import find_shared_layers
 from regard.models.model_files import ADAPTER_CONFIG as CONFIG
 from regard.models.model_files import ADAPTER_WEIGHTS as WEIGHTS
 from regard.models.model_files import as_user_error, find_model_folder
@@ -133,16 +133,18 @@ def unwrap_peft(model: Any, *, merge: bool) -> Any:
 
 def _check_weights_are_own(model: nn.Module, name: str) -> None:
     """Refuse adapted layers whose weight others have too, as a tied head: merged, the adapter would change them all."""
-    parents = Counter(id(child) for module in model.modules() for child in module.children())
-    owners = Counter(id(value) for module in model.modules() for value in module._parameters.values())
-    for layer_name, layer in model.named_modules():
-        base, tied_by_peft = getattr(layer, "base_layer", None), type(layer).__name__ == "TrainableTokensLayer"
-        weight = base._parameters.get("weight") if isinstance(base, nn.Module) else None
-        if weight is not None and not tied_by_peft and (parents[id(base)] > 1 or owners[id(weight)] > 1):
-            raise UserError(
-                f"adapter: expected one of layers with weights of their own, to be merged; {name} adapts "
-                f"{layer_name.removeprefix(_PREFIX)}, whose weight other layers have too"
-            )
+    adapted = {
+        layer_name: layer.base_layer
+        for layer_name, layer in model.named_modules()
+        if isinstance(getattr(layer, "base_layer", None), nn.Module)
+        and layer.base_layer._parameters.get("weight") is not None
+        and type(layer).__name__ != "TrainableTokensLayer"  # which PEFT ties itself
+    }
+    if shared := find_shared_layers(model, adapted):
+        raise UserError(
+            f"adapter: expected one of layers with weights of their own, to be merged; {name} adapts "
+            f"{shared[0].removeprefix(_PREFIX)}, whose weight other layers have too"
+        )
 
 
 def _refuse_prompts(config: Any, name: str) -> str:

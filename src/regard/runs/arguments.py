@@ -4,7 +4,7 @@ import argparse
 import datetime
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +94,10 @@ def add_model_options(parser: argparse.ArgumentParser, *, default: str | None = 
     parser.add_argument(
         "--adapter", metavar="ADAPTER", help="a folder or hub id with an adapter of PEFT, which is merged into MODEL"
     )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, float16, bfloat16 or float64")
+    parser.add_argument("--device", help="auto, cpu, cuda, cuda:N or mps")
+    parser.add_argument("--dtype", help="auto, float32, float16, bfloat16 or float64")
     parser.add_argument("--trust-remote-code", action="store_true", help="run code that comes with the model")
+    parser.set_defaults(**MODEL_DEFAULTS)
 
 
 def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume: bool = True) -> None:
@@ -133,7 +134,16 @@ def model_options(args: argparse.Namespace) -> dict[str, Any]:
     if not (Path(args.model) / "config.json").is_file() and (folder / "config.json").is_file():
         problem = f"expected config.json in the folder '{args.model}', which is of a run"
         raise UserError(f"model: {problem}; did you mean {folder}?")
-    return {name: getattr(args, name) for name in ("dtype", "device", "trust_remote_code", "adapter")}
+    return {name: getattr(args, name) for name in MODEL_DEFAULTS}
+
+
+MODEL_DEFAULTS: Mapping[str, Any] = {"dtype": "auto", "device": "auto", "trust_remote_code": False, "adapter": None}
+"""How a model is loaded, by the names of `regard.models.load`."""
+
+
+def changed_model_options(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of `model_options` that differ from their defaults, as the command line has them."""
+    return [name.replace("_", "-") for name, value in options.items() if value != MODEL_DEFAULTS[name]]
 
 
 def file_slug(name: str) -> str:

@@ -67,14 +67,8 @@ def find_group_sizes(table: pd.DataFrame) -> dict[tuple[str, int], int]:
     """Return the query heads of each key/value head, by site and layer, where a table has statistics of both."""
     rows = table[table["head"].notna()]
     is_of_keys = rows["statistic"].str.startswith(KEY_HEADS)
-    keys, queries = (
-        {
-            (str(site), int(layer)): int(head) + 1
-            for (site, layer), head in of.groupby(["site", "layer"])["head"].max().items()
-        }
-        for of in (rows[is_of_keys], rows[~is_of_keys])
-    )
-    return {place: queries[place] // count for place, count in keys.items() if place in queries}
+    keys, queries = (of.groupby(["site", "layer"])["head"].max() + 1 for of in (rows[is_of_keys], rows[~is_of_keys]))
+    return {(str(site), int(layer)): int(size) for (site, layer), size in (queries // keys).dropna().items()}
 
 
 def spread_key_heads(heads: Iterable[tuple[str, int, int]], table: pd.DataFrame) -> set[tuple[str, int, int]]:

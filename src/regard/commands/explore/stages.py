@@ -27,6 +27,7 @@ from regard.hooks.operation import check_computes_softmax
 from regard.models.generator import Generator
 from regard.models.inputs import text_inputs
 from regard.models.model_files import Loaded
+from regard.runs.arguments import changed_model_options
 from regard.runs.output_dir import RESULTS
 
 Kind = Literal["class", "mask", "next", "first", "states"]
@@ -79,9 +80,6 @@ class Stage:
         return inputs, number
 
 
-_DEFAULTS: Mapping[str, Any] = {"dtype": "auto", "device": "auto", "trust_remote_code": False, "adapter": None}
-
-
 @dataclass(frozen=True, eq=False)
 class Stages:
     """The stages by name, in order, each made when it is asked for; at most two are kept. `title` names the whole."""
@@ -94,12 +92,8 @@ class Stages:
 def open_stages(name: str, method: str | None, seed: int | None, options: Mapping[str, Any]) -> Stages:
     """Return the stages of a run, or the only one of a model or of a folder that `regard rollback` wrote."""
     is_run, is_learnt = (Path(name) / RESULTS).is_file(), (Path(name) / LINEAGE).is_file()
-    if is_run or is_learnt:
-        given = [option for option, value in options.items() if value != _DEFAULTS[option]]
-        if given:
-            raise UserError(
-                f"{given[0].replace('_', '-')}: expected none with {name}, which is loaded as it was trained"
-            )
+    if (is_run or is_learnt) and (given := changed_model_options(options)):
+        raise UserError(f"{given[0]}: expected none with {name}, which is loaded as it was trained")
     if is_run:
         stages = _open_run(Path(name), method, seed)
     elif method is not None or seed is not None:

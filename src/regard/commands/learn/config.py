@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from regard.continual.method import Method
     from regard.continual.training_phase import TrainingBudget
-    from regard.data.stream import Stream
+    from regard.data.stream import Metric, Stream
 
 _ALL_ROWS: dict[str, Any] = {
     **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None, "min_steps": 0},
@@ -57,6 +57,12 @@ EPOCHS = ("num_epochs", "num_probing_epochs")
 """Fields without which the scale sets the minimum of steps."""
 
 
+def _metric_names() -> tuple[str, ...]:
+    from regard.data.stream import METRICS
+
+    return ("auto", *METRICS)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LearnConfig(Config):
     """Configuration of `regard learn`; each field is an option. Fields that are None take the value of `scale`."""
@@ -94,11 +100,10 @@ class LearnConfig(Config):
     task_type: Literal["auto", "classification", "generation"] = config_field(
         "auto", "classification, generation (of answers), or auto (the first that the stream supports)"
     )
-    metric: Literal[
-        "auto", "rouge-l", "rouge-l-unicode", "exact-match", "accuracy", "choice", "edit-similarity", "sari"
-    ] = config_field(
+    metric: str = config_field(
         "auto",
         "score of answers to tasks of your own (default: rouge-l-unicode of free answers, exact-match of labels)",
+        choices=_metric_names,
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
     instructions: bool = config_field(
@@ -175,9 +180,8 @@ class LearnConfig(Config):
         for name, value in SCALES[self.scale].items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
-        if self.max_steps == ("none",):
-            object.__setattr__(self, "max_steps", ())
-        object.__setattr__(self, "max_steps", self.max_steps and tuple(map(str, self.max_steps)))
+        limits = None if self.max_steps is None else tuple(map(str, self.max_steps))
+        object.__setattr__(self, "max_steps", () if limits == ("none",) else limits)
         _ = self.step_limits  # which checks them
         if len(self.learning_rates) > 1 and self.protocol == "paper":
             raise UserError(
@@ -290,7 +294,7 @@ class LearnConfig(Config):
             part,
             None if part == STDLIB else data or (folder if part in STREAMS else None),
             task_type=None if self.task_type == "auto" else self.task_type,
-            metric=None if self.metric == "auto" else self.metric,
+            metric=None if self.metric == "auto" else cast("Metric", self.metric),
             order="paper" if is_of_first and part != self.parts[0] else self.order,
             **{name: getattr(self, name) for name in names},
         )

@@ -95,10 +95,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     scale: str | Unset = UNSET,
     protocol: Literal["clean", "paper"] | Unset = UNSET,
     task_type: Literal["auto", "classification", "generation"] | Unset = UNSET,
-    metric: Literal[
-        "auto", "rouge-l", "rouge-l-unicode", "exact-match", "accuracy", "choice", "edit-similarity", "sari"
-    ]
-    | Unset = UNSET,
+    metric: str | Unset = UNSET,
     missing_tasks: Literal["refuse", "skip"] | Unset = UNSET,
     instructions: bool | Unset = UNSET,
     samples_per_class: int | Unset | None = UNSET,

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("expected one of TEXT, --file and --images")
     if args.learnt and (args.against or args.images or args.adapter):
         raise UserError("--learnt: expected neither --against, --images nor --adapter beside it")
-    if args.learnt and (args.dtype != "auto" or args.device != "auto" or args.trust_remote_code):
+    if args.learnt and arguments.changed_model_options(arguments.model_options(args)):
         raise UserError("--learnt: expected neither --dtype, --device nor --trust-remote-code beside it")
     from regard.runs.output_dir import check_output_file
 

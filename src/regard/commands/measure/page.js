@@ -124,7 +124,7 @@
       if (m.site !== chosen.measure.site || kind(m) !== "head") continue;
       const choices = steps(m);
       const step = choices.includes(now) && m === chosen.measure ? now : choices[0];
-      const found = m.runs.map((run, r) => at(run, chosen.layer, headOf(m.runs[r], chosen.measure.runs[r]), step, "head"));
+      const found = m.runs.map((run, r) => at(run, chosen.layer, headOf(run, chosen.measure.runs[r]), step, "head"));
       const label = nameOf(m) + (step === null ? "" : `, position ${step}`) + (m.unit === "%" ? "" : inUnit(m));
       rows.push([label, ...found.map((v) => (v ? withError(v[0], v[1], m.unit) : "–"))]);
     }
