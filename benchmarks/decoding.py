@@ -22,6 +22,7 @@ from torch import Tensor, nn
 import regard
 from benchmarks.constant_attention import constants_for
 from benchmarks.timing import device, parser, prepared, race, row, show, write
+from regard.hooks.caches import cache_name, read_cache
 
 SIZES = {"vocab_size": 1000, "bos_token_id": 0, "eos_token_id": 0}
 CASES = [(family, batch, 256, 32) for family in ("GPT-2", "Llama") for batch in (1, 8)]
@@ -55,12 +56,13 @@ def decode(model: nn.Module, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
     prompt: Any = model(input_ids=ids, use_cache=True)
 
     def run() -> Tensor:
-        cache, logits = prompt.past_key_values, prompt.logits
+        name = cache_name(prompt)
+        cache, logits = prompt[name], prompt.logits
         if decoded := cache.get_seq_length() - ids.shape[1]:
             cache.crop(-decoded)
         new = [logits[:, -1:].argmax(-1)]
         for _ in range(tokens):
-            output: Any = model(input_ids=new[-1], past_key_values=cache, use_cache=True)
+            output: Any = model(input_ids=new[-1], use_cache=True, **{name: cache})
             new.append(output.logits[:, -1:].argmax(-1))
         return torch.cat(new, -1)
 
@@ -70,7 +72,7 @@ def decode(model: nn.Module, ids: Tensor, tokens: int) -> Callable[[], Tensor]:
 def cache_size(model: nn.Module, ids: Tensor) -> float:
     """Return the size of keys and values in the cache behind a prompt, in MiB."""
     output: Any = model(input_ids=ids, use_cache=True)
-    tensors = [tensor for layer in output.past_key_values.layers for tensor in (layer.keys, layer.values)]
+    tensors = [tensor for layer in read_cache(output).layers for tensor in (layer.keys, layer.values)]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors) / 2**20
 
 

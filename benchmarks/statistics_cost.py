@@ -18,6 +18,7 @@ import torch
 import regard
 from benchmarks.timing import device, on_gpu, parser, prepared, race, row, show, write
 from benchmarks.whole_model import Case
+from regard.hooks.caches import cache_name
 from regard.statistics import ALL
 
 DEAR = ("spectral_bound", "matrix_entropy", "output_rank", "input_dependence")
@@ -57,7 +58,8 @@ def writing(case: Case, tokens: int) -> Callable[[], object]:
         output = case.model(case.inputs["input_ids"], use_cache=True)
         token = case.inputs["input_ids"][:, :1]
         for _ in range(tokens):
-            output = case.model(token, past_key_values=output.past_key_values, use_cache=True)
+            name = cache_name(output)
+            output = case.model(token, use_cache=True, **{name: output[name]})
         return output
 
     return run

@@ -33,6 +33,7 @@ from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
 from regard.models.configuration import RegardConfig
 from regard.models.decoder import RegardForCausalLM
+from tests.named_cache import behind
 
 WIDTH, LENGTH, WORDS = 8, 3, 20
 SIZES: dict[str, Any] = {
@@ -180,16 +181,16 @@ def test_a_cache_goes_on_behind_its_prompt(kind: str) -> None:
     ids, mask, cache = LEFT, MASK.flip(1), DynamicCache(config=model(kind).config)
     with pool.use_weights(torch.ones(2)), torch.no_grad():
         whole = found(input_ids=ids, attention_mask=mask).logits
-        found(input_ids=ids[:, :3], attention_mask=mask[:, :3], past_key_values=cache, use_cache=True)
-        last = found(input_ids=ids[:, 3:], attention_mask=mask, past_key_values=cache, use_cache=True).logits
+        found(input_ids=ids[:, :3], attention_mask=mask[:, :3], **behind(cache), use_cache=True)
+        last = found(input_ids=ids[:, 3:], attention_mask=mask, **behind(cache), use_cache=True).logits
         torch.testing.assert_close(last, whole[:, 3:])
         bare = DynamicCache(config=found.config)
         with pool.use_weights(None):
-            found(input_ids=ids[:, :3], attention_mask=mask[:, :3], past_key_values=bare, use_cache=True)
+            found(input_ids=ids[:, :3], attention_mask=mask[:, :3], **behind(bare), use_cache=True)
         with pytest.raises(
             UserError, match=r"(past_key_values|cache): expected that of a text behind the same soft prompts"
         ):
-            found(input_ids=ids[:, 3:], attention_mask=mask, past_key_values=bare, use_cache=True)
+            found(input_ids=ids[:, 3:], attention_mask=mask, **behind(bare), use_cache=True)
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "llama", "t5"])

@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.errors import UserError
+from tests.named_cache import behind
 
 WORDS, LENGTH = 20, 3
 _SIZES: dict[str, Any] = {"vocab_size": WORDS, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
@@ -106,5 +107,5 @@ def test_a_row_of_padding_alone_cannot_begin_a_cache() -> None:
         with pytest.raises(
             UserError, match=r"^attention_mask: expected a word of each row .* got padding alone in one$"
         ):
-            model(input_ids=IDS[:, :5], attention_mask=MASK[:, :5], past_key_values=DynamicCache())
+            model(input_ids=IDS[:, :5], attention_mask=MASK[:, :5], **behind(DynamicCache()))
         model(input_ids=IDS[:, :6], attention_mask=MASK[:, :6], use_cache=False)

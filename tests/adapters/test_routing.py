@@ -24,6 +24,7 @@ from tests.adapters.model_families import (
     plain_vectors,
     rows,
 )
+from tests.named_cache import behind, cache_of
 
 # -- mixing -------------------------------------------------------------------------------------------------
 
@@ -205,7 +206,7 @@ def test_with_a_cache_the_next_words_keep_the_weights(family: str) -> None:
     with torch.no_grad():
         first = adapters(input_ids=ids[:, :4], use_cache=True)
         adapters(**rows(family, many=2, seed=9))  # another batch in between
-        second = adapters(input_ids=ids[:, 4:], past_key_values=first.past_key_values)
+        second = adapters(input_ids=ids[:, 4:], **behind(cache_of(first)))
     with adapters.use_weights(adapters.routing_weights(input_ids=ids[:, :4])):
         expected = logits(adapters, batch)
     assert_close(torch.cat([first.logits, second.logits], 1), expected, atol=1e-5, rtol=1e-4)
@@ -216,7 +217,7 @@ def test_tuples_carry_the_weights_as_well() -> None:
     ids = batch["input_ids"]
     with torch.no_grad():
         scores, cache = adapters(input_ids=ids[:, :4], use_cache=True, return_dict=False)[:2]
-        second = adapters(input_ids=ids[:, 4:], past_key_values=cache, return_dict=False)[0]
+        second = adapters(input_ids=ids[:, 4:], **behind(cache), return_dict=False)[0]
     with adapters.use_weights(adapters.routing_weights(input_ids=ids[:, :4])):
         assert_close(torch.cat([scores, second], 1), logits(adapters, batch), atol=1e-5, rtol=1e-4)
 
@@ -236,16 +237,16 @@ def test_the_encoders_output_brings_its_weights_to_the_decoder(family: str) -> N
 
 def test_a_cache_that_was_not_filled_here_is_refused() -> None:
     adapters, batch = filled("llama"), rows("llama")
-    other = made("llama")(**batch, use_cache=True).past_key_values
+    other = cache_of(made("llama")(**batch, use_cache=True))
     with pytest.raises(
         UserError, match=r"(past_key_values|cache): expected what this model computed with its current adapters"
     ):
-        adapters(input_ids=batch["input_ids"][:, :1], past_key_values=other)
-    kept = adapters(**batch, use_cache=True).past_key_values
+        adapters(input_ids=batch["input_ids"][:, :1], **behind(other))
+    kept = cache_of(adapters(**batch, use_cache=True))
     adapters.delete_adapter("task0")
     adapters.add_adapter("another")
     with pytest.raises(UserError, match=r"got states of other adapters"):
-        adapters(input_ids=batch["input_ids"][:, :1], past_key_values=kept)
+        adapters(input_ids=batch["input_ids"][:, :1], **behind(kept))
     adapters(**batch)
 
 

@@ -19,6 +19,7 @@ import regard
 from tests.contracts.conftest import _built, _inputs, _run
 from tests.contracts.families import BY_NAME
 from tests.contracts.test_replaced import constants_for, some
+from tests.named_cache import behind
 
 
 class Forward(nn.Module):
@@ -114,10 +115,10 @@ def check_steps(name: str, model: Any, make: Callable[[Any], Any] = replaced) ->
     heads = [head for head in constants.heads if head[1] > 0 or head[2] < 2]
     fixed, ids = regard.replaced(model, constants, heads), plain(name, "none")["input_ids"]
     cache, expected = DynamicCache(config=model.config), fixed(ids, use_cache=False).logits
-    fixed(ids[:, :9], past_key_values=cache)
+    fixed(ids[:, :9], **behind(cache))
     assert [layer.keys.shape[1] < layer.values.shape[1] for layer in cache.layers] == [True, True]
     compiled = torch.compile(fixed, backend="eager")
-    found = [compiled(ids[:, i : i + 1], past_key_values=cache).logits for i in range(9, 12)]
+    found = [compiled(ids[:, i : i + 1], **behind(cache)).logits for i in range(9, 12)]
     torch.testing.assert_close(torch.cat(found, 1), expected[:, 9:12], rtol=1e-4, atol=1e-4)
 
 

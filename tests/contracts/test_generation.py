@@ -13,6 +13,7 @@ from regard.hooks import kept_calls, sequences, watching
 from regard.hooks.cached_keys import is_close
 from regard.hooks.reductions import REDUCTIONS
 from regard.statistics import select_statistics
+from tests.named_cache import behind, cache_of
 
 NEW = 8
 # Known only of sequences that came in one piece.
@@ -213,9 +214,7 @@ def test_a_prompt_in_pieces(families: Any, build: Any, inputs: Any, run: Any, ta
             cache = DynamicCache(config=model.config)
             for start, stop in ((0, 4), (4, 12), (12, 13), (13, 20)):
                 part = slice(start, stop)
-                model(
-                    ids[:, part], attention_mask=mask[:, :stop], position_ids=positions[:, part], past_key_values=cache
-                )
+                model(ids[:, part], attention_mask=mask[:, :stop], position_ids=positions[:, part], **behind(cache))
         assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
 
 
@@ -248,11 +247,11 @@ def test_rows_moved_within_a_cache_are_refused(name: str, families: Any, build: 
     argument = "decoder_input_ids" if name == "T5" else "input_ids"
     given.pop("attention_mask", None)
     with torch.no_grad(), watching(model):
-        cache = model(**given, **{argument: ids}, use_cache=True).past_key_values
-        model(**given, **{argument: torch.full((3, 1), 5)}, past_key_values=cache)
+        cache = cache_of(model(**given, **{argument: ids}, use_cache=True))
+        model(**given, **{argument: torch.full((3, 1), 5)}, **behind(cache))
         cache.reorder_cache(torch.tensor([1, 0, 2]))
         with pytest.raises(UserError, match="reordered"):
-            model(**given, **{argument: torch.full((3, 1), 6)}, past_key_values=cache)
+            model(**given, **{argument: torch.full((3, 1), 6)}, **behind(cache))
 
 
 @pytest.mark.parametrize("who", ["another model", "the model before"])
@@ -265,11 +264,11 @@ def test_a_cache_that_was_filled_by_others_is_not_called_beam_search(
         filler, texts = (copy.deepcopy(model), ids) if who == "another model" else (model, ids + 1)
         if filler is not model:
             filler.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
-        other = filler(texts, use_cache=True).past_key_values
+        other = cache_of(filler(texts, use_cache=True))
         with watching(model):
             model(ids, use_cache=True)
             with pytest.raises(UserError) as refusal:
-                model(step, past_key_values=other)
+                model(step, **behind(other))
     assert "beam search" not in str(refusal.value)
     assert str(refusal.value).startswith(
         "cannot observe this cache: its keys are not those that were observed; another model has filled it, this one "
@@ -288,15 +287,15 @@ def test_assisted_generation_is_refused(families: Any, build: Any, inputs: Any) 
 def test_a_cropped_cache_is_refused(families: Any, build: Any, inputs: Any) -> None:
     model, ids = build("Llama"), prompts(families["Llama"], inputs, "none")["input_ids"]
     with torch.no_grad(), watching(model):
-        cache = model(ids).past_key_values
+        cache = cache_of(model(ids))
         cache.crop(-2)
         with pytest.raises(UserError, match="neither crop"):
-            model(ids[:, -2:], past_key_values=cache)
+            model(ids[:, -2:], **behind(cache))
 
 
 def test_a_cache_from_before_is_refused(families: Any, build: Any, inputs: Any) -> None:
     model, ids = build("Llama"), prompts(families["Llama"], inputs, "none")["input_ids"]
     with torch.no_grad():
-        cache = model(ids).past_key_values
+        cache = cache_of(model(ids))
         with pytest.raises(UserError, match="start the sequence inside the block"), watching(model):
-            model(ids[:, -1:], past_key_values=cache)
+            model(ids[:, -1:], **behind(cache))

@@ -26,6 +26,7 @@ from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.pretrained import load
 from regard.training import TrainingConfig, placement, train
 from regard.training.batches import BatchLoader
+from tests.named_cache import behind, cache_of
 
 pytestmark = pytest.mark.gpu
 of_the_compiler = pytest.mark.filterwarnings(
@@ -179,7 +180,7 @@ def test_watching_changes_nothing_and_goes_on_behind_a_cache(device: torch.devic
     with regard.watching(model, ["column_mass", "entropy"]) as steps:
         cache = None
         for part in ids.split([60, 1, 1, 8], dim=1):
-            cache = model(part, past_key_values=cache, use_cache=True).past_key_values
+            cache = cache_of(model(part, **behind(cache), use_cache=True))
     for one, other in zip(whole.rows(), steps.rows(), strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-4, abs=1e-5)
 

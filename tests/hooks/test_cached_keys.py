@@ -18,6 +18,7 @@ from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.models import RegardConfig, RegardForCausalLM
 from tests.contracts.conftest import randomised
 from tests.contracts.families import BY_NAME
+from tests.named_cache import behind, cache_of
 
 LENGTH = 24
 IDS = torch.randint(3, 99, (3, 14), generator=torch.Generator().manual_seed(1))
@@ -50,7 +51,7 @@ def logits(model: Any, parts: Any, cache: Any, mask: Tensor | None = None) -> Te
         if mask is not None:
             given["attention_mask"] = mask[:, : part.stop].long()
             given["position_ids"] = (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)[:, part]
-        found.append(model(**given, past_key_values=cache, use_cache=cache is not None).logits)
+        found.append(model(**given, **behind(cache), use_cache=cache is not None).logits)
     return torch.cat(found, 1) * (1 if mask is None else mask[..., None])
 
 
@@ -79,9 +80,9 @@ def test_steps_that_drop_keys_are_the_whole_sequence(name: str, padding: str) ->
 def test_a_cache_that_grows_by_layers_drops_keys_too(make: Callable[[], Any]) -> None:
     model = build("Llama")
     fixed = regard.replaced(model, constants_for(model), SOME)
-    output = fixed(IDS[:, :6], past_key_values=make(), use_cache=True)
-    assert [layer.keys.shape[1:] for layer in output.past_key_values.layers] == [(1, 6, 8), (1, 6, 1)]
-    step = fixed(IDS[:, 6:7], past_key_values=output.past_key_values).logits
+    output = fixed(IDS[:, :6], **behind(make()), use_cache=True)
+    assert [layer.keys.shape[1:] for layer in cache_of(output).layers] == [(1, 6, 8), (1, 6, 1)]
+    step = fixed(IDS[:, 6:7], **behind(cache_of(output))).logits
     torch.testing.assert_close(step, fixed(IDS[:, :7], use_cache=False).logits[:, -1:])
 
 
@@ -127,14 +128,14 @@ def test_caches_are_cut_copied_reordered_and_reset() -> None:
     assert cache.get_seq_length() == 8
     other = copy.deepcopy(cache)
     for held in (cache, other):
-        found = torch.cat([fixed(IDS[:, i : i + 1], past_key_values=held).logits for i in range(8, 12)], 1)
+        found = torch.cat([fixed(IDS[:, i : i + 1], **behind(held)).logits for i in range(8, 12)], 1)
         torch.testing.assert_close(found, expected[:, 8:12])
     rows = torch.tensor([2, 0])
     cache.batch_select_indices(rows)
     cache.batch_repeat_interleave(2)
     cache.reorder_cache(torch.tensor([2, 0, 1, 3]))
     rows = rows.repeat_interleave(2)[[2, 0, 1, 3]]
-    torch.testing.assert_close(fixed(IDS[rows, 12:13], past_key_values=cache).logits, expected[rows, 12:13])
+    torch.testing.assert_close(fixed(IDS[rows, 12:13], **behind(cache)).logits, expected[rows, 12:13])
     cache.reset()
     torch.testing.assert_close(logits(model, STEPS, cache), logits(model, WHOLE, None))
     assert [type(layer) for layer in cache.layers] == [DynamicLayer] * 2
@@ -150,9 +151,9 @@ def test_other_models_refuse_a_cache_without_their_keys(other: set[Head] | None)
         logits(model, STEPS[:1], cache)
     reader = model if other is None else regard.replaced(model, constants, other)
     with pytest.raises(UserError, match="holds no keys of the heads that were constant"):
-        reader(IDS[:, 6:7], past_key_values=cache)
+        reader(IDS[:, 6:7], **behind(cache))
     cache.crop(-6)
-    torch.testing.assert_close(reader(IDS, past_key_values=cache).logits, reader(IDS, use_cache=False).logits)
+    torch.testing.assert_close(reader(IDS, **behind(cache)).logits, reader(IDS, use_cache=False).logits)
 
 
 @torch.no_grad()
@@ -166,17 +167,17 @@ def test_a_cache_rebuilt_from_keys_and_values_is_refused(name: str, other: set[H
     with regard.replacing(model, constants, SOME):
         logits(model, STEPS[:1], cache)
         copied = copy.deepcopy(cache)
-        expected = model(IDS[:, 6:7], past_key_values=copied).logits
+        expected = model(IDS[:, 6:7], **behind(copied)).logits
     rebuilt = DynamicCache([(layer.keys, layer.values) for layer in cache.layers])
     with regard.replacing(model, constants, other), pytest.raises(UserError) as refusal:
-        model(IDS[:, 6:7], past_key_values=rebuilt)
+        model(IDS[:, 6:7], **behind(rebuilt))
     assert str(refusal.value).startswith("this cache was made of the keys and values of another, which has no keys of ")
     assert "copy.deepcopy" in str(refusal.value)
     whole = DynamicCache(config=model.config)
     logits(model, STEPS[:1], whole)
     whole = DynamicCache([(layer.keys, layer.values) for layer in whole.layers])
     with regard.replacing(model, constants, SOME):
-        assert model(IDS[:, 6:7], past_key_values=whole).logits.shape == expected.shape
+        assert model(IDS[:, 6:7], **behind(whole)).logits.shape == expected.shape
 
 
 @torch.no_grad()
@@ -187,7 +188,7 @@ def test_a_cache_with_all_keys_goes_on_with_all() -> None:
     cache = DynamicCache(config=model.config)
     logits(model, STEPS[:1], cache)
     with regard.replacing(model, constants, SOME):
-        step = model(IDS[:, 6:7], past_key_values=cache).logits
+        step = model(IDS[:, 6:7], **behind(cache)).logits
     assert [layer.keys.shape[1:] for layer in cache.layers] == [(2, 7, 8)] * 2
     assert step.isfinite().all()
 

@@ -11,6 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled, read_cache
 from regard.hooks.forward_pass import ForwardContext
+from tests.named_cache import behind
 
 
 def filled(tokens: int = 3) -> DynamicCache:
@@ -62,7 +63,7 @@ def test_arguments_and_outputs(name: str) -> None:
 
 def test_the_output_of_this_release() -> None:
     cache: Any = filled()
-    assert read_cache(BaseModelOutputWithPast(past_key_values=cache)) is cache
+    assert read_cache(BaseModelOutputWithPast(**behind(cache))) is cache
 
 
 def test_what_else_is_called_cache_is_none() -> None:

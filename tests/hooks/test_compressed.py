@@ -17,6 +17,7 @@ from regard.hooks.routing import observing
 from regard.statistics import Statistic, StatisticInfo
 from regard.statistics.sinks import FirstMass
 from tests.contracts.conftest import randomised
+from tests.named_cache import behind, cache_of
 from tests.tiny_deepseek import HEADS, LAYERS, WINDOW, make_deepseek
 
 
@@ -105,8 +106,8 @@ def run_steps(model: Any, steps: list[int], **options: Any) -> Iterator[tuple[in
     """Read the text in steps over a cache; yield the end of each, and its output."""
     cache, end = None, 0
     for step in steps:
-        output = model(ids()[:, end : end + step], past_key_values=cache, use_cache=True, **options)
-        cache, end = output.past_key_values, end + step
+        output = model(ids()[:, end : end + step], **behind(cache), use_cache=True, **options)
+        cache, end = cache_of(output), end + step
         yield end, output
 
 

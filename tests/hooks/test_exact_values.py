@@ -15,6 +15,7 @@ from regard.errors import UserError
 from regard.hooks import watching
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.statistics import FirstMass, Observation, SinkDeviation, SinkRate
+from tests.named_cache import behind, cache_of
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -55,7 +56,7 @@ def test_the_sink_deviation_of_a_decoder_is_that_of_its_matrix(steps: tuple[int,
     with watching(model, "sink_deviation") as watch:
         cache = None
         for tokens in ids(tokens=200).split(steps, dim=1):
-            cache = model(tokens, past_key_values=cache, use_cache=True).past_key_values
+            cache = cache_of(model(tokens, **behind(cache), use_cache=True))
     column = 1 / torch.arange(1, 201, dtype=torch.float64)
     expected = (column - column.mean()).square().sum().sqrt() / column.sum()
     values = torch.tensor(watch.frame("sink_deviation")["value"].to_numpy())
@@ -266,9 +267,9 @@ def test_outputs_and_values_are_gated_before_they_are_projected(name: str, is_ca
     names = ["head_output_norm", "value_weighted_mass"]
     with watching(model, names) as watch:
         if is_cached:
-            cache = model(tokens[:, :15], use_cache=True).past_key_values
+            cache = cache_of(model(tokens[:, :15], use_cache=True))
             for step in tokens[:, 15:].split([4, 1], dim=1):
-                cache = model(step, past_key_values=cache, use_cache=True).past_key_values
+                cache = cache_of(model(step, **behind(cache), use_cache=True))
         else:
             model(tokens)
     model.set_attn_implementation("eager")

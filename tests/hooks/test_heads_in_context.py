@@ -10,6 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 import regard
 from regard.errors import UserError
+from tests.named_cache import behind
 
 HEADS = {(0, 0), (0, 3), (1, 2)}
 MATRIX = torch.rand(16, 16, generator=torch.Generator().manual_seed(1), dtype=torch.float64).tril()
@@ -45,7 +46,7 @@ def test_steps_with_a_cache_are_those_of_the_whole_text(llama: Any, ids: Tensor,
     cache = StaticCache(config=llama.config, max_cache_len=20) if is_static else DynamicCache(config=llama.config)
     with regard.replacing(llama, OPERATIONS[name], heads=HEADS):
         whole = llama(input_ids=ids, use_cache=False).logits
-        steps = [llama(input_ids=ids[:, part], past_key_values=cache).logits for part in (slice(8), [8, 9], [10], [11])]
+        steps = [llama(input_ids=ids[:, part], **behind(cache)).logits for part in (slice(8), [8, 9], [10], [11])]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.hooks import watching
 from regard.statistics import ModalityMass
+from tests.named_cache import behind, cache_of
 
 IMAGE, SPECIAL, HEADS, CROSS = 90, (1, 2), 4, 1
 
@@ -100,10 +101,10 @@ def test_steps_over_a_cache_still_read_images(mllama: Any) -> None:
     with watching(mllama, [ModalityMass(SPECIAL)]) as at_once:
         mllama(**whole)
     with watching(mllama, [ModalityMass(SPECIAL)]) as stepwise:
-        cache = mllama(**given, use_cache=True).past_key_values
+        cache = cache_of(mllama(**given, use_cache=True))
         for step, token in enumerate(more.T):
             mllama(
-                input_ids=token[:, None], past_key_values=cache, use_cache=True,
+                input_ids=token[:, None], **behind(cache), use_cache=True,
                 attention_mask=whole["attention_mask"][:, : 8 + step],
                 cross_attention_mask=longer[:, 7 + step : 8 + step],
                 position_ids=torch.tensor([[7 + step]]),
@@ -125,17 +126,15 @@ def test_the_queries_of_an_image_that_comes_later_are_the_later_tokens() -> None
         **sizes, **tokens, num_hidden_layers=3, cross_attention_layers=[1], max_position_embeddings=64
     )
     model = transformers.MllamaForCausalLM(config).eval()
-    before, behind, image = (
+    before, later, image = (
         torch.tensor([[0, 0, 6, 7], [1, 5, 6, 7]]),
         torch.tensor([[8, 9, 10], [8, 11, 3]]),
         torch.randn(2, 7, 16),
     )
-    mask = torch.cat([(before != 0).long(), torch.ones_like(behind)], 1)
+    mask = torch.cat([(before != 0).long(), torch.ones_like(later)], 1)
     with watching(model, "column_mass") as watch:
-        cache = model(input_ids=before, attention_mask=mask[:, :4], use_cache=True).past_key_values
-        model(
-            input_ids=behind, past_key_values=cache, attention_mask=mask, cross_attention_states=image, use_cache=True
-        )
+        cache = cache_of(model(input_ids=before, attention_mask=mask[:, :4], use_cache=True))
+        model(input_ids=later, **behind(cache), attention_mask=mask, cross_attention_states=image, use_cache=True)
     mass = watch.frame("column_mass", site="cross").groupby("head")["value"].sum()
     assert mass.tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
 

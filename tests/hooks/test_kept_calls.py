@@ -13,6 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import observe, watching
 from regard.hooks.kept_calls import KeptCalls, can_keep
+from tests.named_cache import behind
 
 IDS = torch.randint(5, 99, (2, 12), generator=torch.Generator().manual_seed(1))
 NAMES = ["column_mass", "sink_deviation", "entropy", "distance", "key_norm", "hidden_norm", "over_smoothing"]
@@ -29,7 +30,7 @@ def read(model: Any, lengths: list[int]) -> None:
     """Pass the tokens to a model in pieces, with a cache."""
     cache = transformers.DynamicCache(config=model.config)
     for part in IDS.split(lengths, dim=1):
-        model(part, past_key_values=cache, use_cache=True)
+        model(part, **behind(cache), use_cache=True)
 
 
 def measured(model: Any, lengths: list[int], names: Any = NAMES) -> pd.DataFrame:
@@ -87,11 +88,11 @@ def test_a_step_that_fails_leaves_no_sample() -> None:
 
     with watching(model, NAMES) as watch:
         cache = transformers.DynamicCache(config=model.config)
-        model(IDS[:, :5], past_key_values=cache)
-        model(IDS[:, 5:6], past_key_values=cache)
+        model(IDS[:, :5], **behind(cache))
+        model(IDS[:, 5:6], **behind(cache))
         handle = model.model.layers[1].mlp.register_forward_pre_hook(fail)
         with pytest.raises(RuntimeError, match="on purpose"):
-            model(IDS[:, 6:7], past_key_values=cache)
+            model(IDS[:, 6:7], **behind(cache))
         handle.remove()
         assert watch.samples == 0
         read(model, [5, *[1] * 7])
@@ -112,9 +113,9 @@ def stepwise(model: Any, between: Any, monkeypatch: pytest.MonkeyPatch, *, keeps
         if not keeps:
             patch.setattr(observe, "can_keep", lambda call: False)
         cache = transformers.DynamicCache(config=model.config)
-        model(IDS[:, :5], past_key_values=cache)
+        model(IDS[:, :5], **behind(cache))
         for step in range(5, 12):
-            model(IDS[:, step : step + 1], past_key_values=cache)
+            model(IDS[:, step : step + 1], **behind(cache))
             if step == 8:
                 between(cache.layers[1])
     return watch.frame()
@@ -147,7 +148,7 @@ def reset_at_the_end(model: Any) -> None:
     with watching(model, NAMES):
         cache = transformers.DynamicCache(config=model.config)
         for part in IDS.split([5, *[1] * 7], dim=1):
-            model(part, past_key_values=cache)
+            model(part, **behind(cache))
         cache.layers[1].values.zero_()
 
 
@@ -161,7 +162,7 @@ def test_a_mask_that_its_owner_goes_on_writing_to(monkeypatch: pytest.MonkeyPatc
         with watching(model, NAMES) as watch:
             for end in (5, *range(6, 13)):
                 start = 0 if end == 5 else end - 1
-                model(IDS[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
+                model(IDS[:, start:end], attention_mask=mask[:, :end], **behind(cache))
                 if end == 9:
                     mask[1, 8] = False
         return watch.frame()

@@ -11,6 +11,7 @@ from regard.errors import UserError
 from regard.hooks import watching
 from regard.statistics import STATISTICS, ModalityMass
 from regard.statistics.modalities import MODALITIES
+from tests.named_cache import behind, cache_of
 from tests.tiny_vision import IMAGE, PATCHES, llava_config
 
 SPECIAL = (1, 2)
@@ -115,9 +116,9 @@ def test_a_cached_generation_is_one_forward(model: Any) -> None:
     given = inputs(1)
     more = torch.tensor([[5, 6, 2]])
     with torch.no_grad(), watching(model, [ModalityMass(SPECIAL), "sink_tokens"]) as stepwise:
-        cache = model(**given, use_cache=True).past_key_values
+        cache = cache_of(model(**given, use_cache=True))
         for token in more.T:
-            model(input_ids=token[None], past_key_values=cache, use_cache=True)
+            model(input_ids=token[None], **behind(cache), use_cache=True)
     whole = dict(given, input_ids=torch.cat([given["input_ids"], more], dim=1))
     whole["attention_mask"] = torch.ones_like(whole["input_ids"])
     with torch.no_grad(), watching(model, [ModalityMass(SPECIAL), "sink_tokens"]) as at_once:

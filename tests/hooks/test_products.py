@@ -13,6 +13,7 @@ from torch.nn.functional import dropout, softmax
 from regard.errors import UserError
 from regard.hooks import Watch, average_attention, find_attention_layers, replacing, watching
 from regard.hooks.intercepted import _RUNNING
+from tests.named_cache import behind, cache_of
 
 HEADS, TOKENS = 4, 12
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
@@ -148,9 +149,9 @@ def test_a_model_that_computes_scores_can_be_replaced_and_watched_with_a_cache()
     with watching(model, ["column_mass"]) as whole:
         model(ids(tokens=8))
     with watching(model, ["column_mass"]) as steps:
-        cache = model(ids(tokens=8)[:, :5], use_cache=True).past_key_values
+        cache = cache_of(model(ids(tokens=8)[:, :5], use_cache=True))
         for step in range(5, 8):
-            cache = model(ids(tokens=8)[:, step : step + 1], past_key_values=cache).past_key_values
+            cache = cache_of(model(ids(tokens=8)[:, step : step + 1], **behind(cache)))
     torch.testing.assert_close(
         torch.tensor(steps.frame("column_mass")["value"].to_numpy()),
         torch.tensor(whole.frame("column_mass")["value"].to_numpy()),

@@ -11,6 +11,7 @@ import regard
 from regard.errors import UserError
 from regard.hooks import find_attention_layers, watching
 from regard.hooks.average import average_attention
+from tests.named_cache import behind, cache_of
 from tests.tiny_longcat import HEADS, LAYERS, make_longcat
 
 NAMES = ["column_mass", "first_mass", "value_norm", "qk_cosine", "head_output_norm", "hidden_norm"]
@@ -57,9 +58,9 @@ def test_a_cache_continues_both_layers_of_a_block(longcat: Any) -> None:
     with watching(longcat, NAMES) as whole:
         longcat(ids())
     with watching(longcat, NAMES) as cached:
-        cache = longcat(ids()[:, :7], use_cache=True).past_key_values
+        cache = cache_of(longcat(ids()[:, :7], use_cache=True))
         for token in range(7, 12):
-            longcat(ids()[:, token : token + 1], past_key_values=cache)
+            longcat(ids()[:, token : token + 1], **behind(cache))
     pd.testing.assert_frame_equal(whole.frame(), cached.frame(), rtol=1e-3, atol=1e-5)
 
 

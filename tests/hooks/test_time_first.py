@@ -10,6 +10,7 @@ from torch import Tensor
 
 import regard
 from regard.hooks import average_attention, watching
+from tests.named_cache import behind, cache_of
 
 
 @pytest.fixture(scope="module")
@@ -117,10 +118,10 @@ def test_steps_over_a_cache_of_fsmt_are_one_sample(fsmt: Any) -> None:
     with watching(fsmt, ["column_mass", "hidden_norm", "first_mass"]) as cached:
         encoded, cache = fsmt.model.encoder(inputs["input_ids"], inputs["attention_mask"]), None
         for token in inputs["decoder_input_ids"].split(1, dim=1):
-            cache = fsmt(
+            cache = cache_of(fsmt(
                 input_ids=None, encoder_outputs=encoded, attention_mask=inputs["attention_mask"],
-                decoder_input_ids=token, past_key_values=cache, use_cache=True,
-            ).past_key_values  # fmt: skip
+                decoder_input_ids=token, **behind(cache), use_cache=True,
+            ))  # fmt: skip
     pd.testing.assert_frame_equal(whole.frame(), cached.frame(), rtol=1e-3, atol=1e-5)
 
 

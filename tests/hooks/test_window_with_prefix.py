@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import regard
 from regard.statistics import FirstMass
 from regard.training.sink_monitor import SinkMonitor
+from tests.named_cache import behind
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
@@ -83,7 +84,7 @@ def test_writing_with_a_cache_equals_the_whole(model: Any, ids: Tensor) -> None:
         expected = model(ids).logits
         for cache in (transformers.DynamicCache(), transformers.StaticCache(model.config, max_cache_len=20)):
             parts = [
-                model(part, past_key_values=cache, use_cache=True).logits
+                model(part, **behind(cache), use_cache=True).logits
                 for part in (ids[:, :9], *ids[:, 9:13].split(1, dim=1), ids[:, 13:])
             ]
             torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
@@ -100,7 +101,7 @@ def test_the_first_keys_of_padded_and_packed_rows_are_those_of_their_sequences(m
         with regard.replacing(model, STREAMING):
             padded = model(ids, attention_mask=padding, position_ids=positions).logits
             cache = transformers.DynamicCache()
-            options = {"past_key_values": cache, "use_cache": True}
+            options = behind(cache) | {"use_cache": True}
             model(ids[:, :13], attention_mask=padding[:, :13], position_ids=positions[:, :13], **options)
             last = model(ids[:, 13:], attention_mask=padding, position_ids=positions[:, 13:], **options).logits
         torch.testing.assert_close(padded[padding.bool()], expected[padding.bool()], rtol=0, atol=1e-12)

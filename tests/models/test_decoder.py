@@ -23,6 +23,7 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.routing import observing
 from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load
 from regard.models.configuration import FEED_FORWARDS
+from tests.named_cache import behind, cache_of
 
 SETTINGS: dict[str, Any] = {
     "vocab_size": 41,
@@ -191,9 +192,9 @@ def test_packed_sequences_do_not_see_each_other_in_evaluation_either() -> None:
     for use_cache in (None, False):
         found = model(ids, position_ids=packed, use_cache=use_cache)
         torch.testing.assert_close(found.logits, alone, rtol=1e-4, atol=1e-4)
-        assert found.past_key_values is None
+        assert cache_of(found) is None
     kept = model(ids[:, :8], position_ids=packed[:, :8], use_cache=True)
-    step = model(ids[:, 8:], position_ids=packed[:, 8:], past_key_values=kept.past_key_values).logits
+    step = model(ids[:, 8:], position_ids=packed[:, 8:], **behind(cache_of(kept))).logits
     together = model(ids, position_ids=packed, attention_mask=torch.ones_like(ids)).logits
     torch.testing.assert_close(torch.cat([kept.logits, step], dim=1), together, rtol=1e-4, atol=1e-4)
 
@@ -206,7 +207,7 @@ def test_positions_with_gaps_are_of_one_sequence(use_cache: bool | None) -> None
         found = model(ids, position_ids=positions[None], use_cache=use_cache)
         expected = model(ids, position_ids=positions[None], attention_mask=torch.ones_like(ids))
         torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
-        assert (found.past_key_values is not None) is (use_cache is None)
+        assert (cache_of(found) is not None) is (use_cache is None)
 
 
 def test_packed_sequences_beside_a_sink_token_or_a_prefix_are_refused() -> None:

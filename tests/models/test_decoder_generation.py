@@ -11,6 +11,7 @@ from regard.attention.positions import POSITIONS
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError
 from regard.models import RegardConfig, RegardForCausalLM
+from tests.named_cache import behind
 
 PREFIX = AttentionSpec(prefix=3)
 SPECS = (
@@ -64,7 +65,7 @@ def _greedy(
     with torch.no_grad():
         for _ in range(STEPS):
             output = model(
-                ids if cache is None else new, attention_mask=mask, past_key_values=cache, use_cache=cache is not None
+                ids if cache is None else new, attention_mask=mask, **behind(cache), use_cache=cache is not None
             )
             logits.append(output.logits[:, -1])
             new = output.logits[:, -1:].argmax(-1)
@@ -140,9 +141,9 @@ def test_beams_are_the_same_with_and_without_a_cache(name: str) -> None:
 
 def test_a_prefix_is_read_at_once() -> None:
     model, cache = _decoder(PREFIX), DynamicCache()
-    model(_ids(length=2), past_key_values=cache, use_cache=True)
+    model(_ids(length=2), **behind(cache), use_cache=True)
     with pytest.raises(UserError, match="the 3 tokens of the prefix to be read at once, got 2"):
-        model(_ids(length=1), past_key_values=cache, use_cache=True)
+        model(_ids(length=1), **behind(cache), use_cache=True)
 
 
 def test_a_static_cache_beside_a_sink_token_is_refused() -> None:

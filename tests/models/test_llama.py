@@ -11,6 +11,7 @@ from regard.attention.spec import ATTENTIONS
 from regard.errors import UserError
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.llama import from_llama, to_llama
+from tests.named_cache import behind, cache_of
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -95,11 +96,9 @@ def test_with_a_cache_too_step_by_step() -> None:
     ids, caches = _batch("none")["input_ids"], [None, None]
     for part in (slice(0, 4), slice(4, 5), slice(5, 9)):
         with torch.no_grad():
-            outputs = [
-                m(ids[:, part], past_key_values=c, use_cache=True) for m, c in zip((ours, llama), caches, strict=True)
-            ]
+            outputs = [m(ids[:, part], **behind(c), use_cache=True) for m, c in zip((ours, llama), caches, strict=True)]
         torch.testing.assert_close(outputs[0].logits, outputs[1].logits, rtol=1e-12, atol=1e-12)
-        caches = [output.past_key_values for output in outputs]
+        caches = [cache_of(output) for output in outputs]
 
 
 def test_the_loss_is_llamas() -> None:

@@ -21,6 +21,7 @@ from regard.models import RegardConfig, RegardForCausalLM, RegardModel, load, mo
 from regard.models.configuration import FEED_FORWARDS
 from regard.models.standalone import CODE, find_unsupported
 from regard.runs.model_card import CARD, MARK
+from tests.named_cache import cache_of
 
 SETTINGS: dict[str, Any] = {
     **{"vocab_size": 41, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -117,7 +118,7 @@ def test_it_continues_from_a_cache(name: str) -> None:
     alone = _alone(model)
     for argument in ("past_key_values", "cache"):
         started = alone(ids[:, :5], attention_mask=mask[:, :5], use_cache=True)
-        cache = {argument: started.past_key_values}
+        cache = {argument: cache_of(started)}
         later = alone(ids[:, 5:], attention_mask=mask, **cache).logits
         torch.testing.assert_close(later, model(ids, attention_mask=mask).logits[:, 5:], rtol=1e-9, atol=1e-9)
     options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0, "attention_mask": mask}
