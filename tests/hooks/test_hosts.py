@@ -1,7 +1,5 @@
 """Hosts that read masks in ways of their own: what Regard computes is what their eager attention computes."""
 
-import inspect
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import Watch, find_attention_layers, watching
 from regard.hooks.attention_function import attention_function, is_causal_layer
+from tests.named_cache import behind, cache_of
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -168,11 +167,9 @@ def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
 def inkling2() -> Any:
     """Return a model with logits that are large, beside the keys of each query."""
     model = make_model("Inkling2ForCausalLM", make_config("inkling2_text"))
-    mixing = sys.modules[type(model).__module__].Inkling2BlockAttentionResidual
-    if "attention_interface" in inspect.getsource(mixing.forward):
-        with pytest.raises(UserError, match="block 0 has several attention layers"), watching(model):
-            model(ids())
-        pytest.skip("from Transformers 5.24 on its blocks attend to the states of earlier ones as well")
+    for name, parameter in model.named_parameters():
+        if name.endswith(".query"):  # of the states of earlier blocks
+            parameter.normal_(generator=torch.Generator().manual_seed(2))
     for layer in model.model.layers:
         layer.self_attn.sink_proj.weight.mul_(20)
     return model
@@ -188,8 +185,8 @@ def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> 
     expected = model(tokens, output_attentions=True)
     with watching(model, ["virtual_sink_mass", "column_mass"]) as watch:
         if cached:
-            cache = model(tokens[:, :9], use_cache=True).past_key_values
-            logits = torch.cat([model(tokens[:, [i]], past_key_values=cache).logits for i in range(9, 12)], dim=1)
+            cache = cache_of(model(tokens[:, :9], use_cache=True))
+            logits = torch.cat([model(tokens[:, [i]], **behind(cache)).logits for i in range(9, 12)], dim=1)
             torch.testing.assert_close(logits, expected.logits[:, 9:], rtol=1e-4, atol=1e-5)
         else:
             torch.testing.assert_close(model(tokens).logits, expected.logits, rtol=1e-4, atol=1e-5)
@@ -203,6 +200,24 @@ def test_a_logit_beside_the_keys_of_each_query_takes_its_share(cached: bool) -> 
         torch.testing.assert_close(
             torch.tensor(mass).reshape(virtual.shape), weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5
         )
+
+
+@torch.no_grad()
+def test_an_output_projection_behind_a_gate_of_its_own() -> None:
+    """Inkling2 has the gate in its attention (Transformers 5.23) or in a module beside the projection (5.24)."""
+    model, tokens = inkling2(), ids(rows=2, tokens=8)
+    attention = model.model.layers[1].self_attn
+    projection = getattr(attention.o_proj, "linear", attention.o_proj)
+    received: list[Tensor] = []
+    with watching(model, "head_output_norm") as watch:
+        handle = projection.register_forward_pre_hook(lambda _module, args: received.append(args[0]))
+        model(tokens)
+        handle.remove()
+    parts = received[0].view(2, 8, 4, 8).double()
+    weight = projection.weight.view(-1, 4, 8).double()
+    expected = torch.einsum("bthw,dhw->bhtd", parts, weight).norm(dim=-1).mean((0, 2))
+    rows = watch.frame("head_output_norm", layer=1, position=None).dropna(subset=["head"]).sort_values("head")
+    torch.testing.assert_close(torch.tensor(rows["value"].to_numpy()), expected, rtol=1e-4, atol=1e-6)
 
 
 def masses(watch: Watch, site: str, layer: int, shape: torch.Size) -> Tensor:

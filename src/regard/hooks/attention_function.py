@@ -18,6 +18,7 @@ from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import compressed, registration
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
+from regard.hooks.modules import weighs_depth
 
 
 class Observer:
@@ -74,13 +75,17 @@ def attention_function(
     """Return the output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
 
     A module that knows what it computes passes the whole `AttentionCall` as the option `described`. A host without
-    SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal.
+    SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal. What
+    weighs the states of earlier blocks is computed and not observed.
 
     Raises:
         UserError: The host passes a tensor of which nobody knows what it does to the weights.
     """
     if unknown := [name for name in options if name not in OBEYED + IGNORED and isinstance(options[name], Tensor)]:
         raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
+    if weighs_depth(type(module)):
+        call = _read_call(query, key, value, attention_mask, scaling, False, options)
+        return attend(call, ReductionRequest())[0].transpose(1, 2).contiguous(), None
     call = options.get("described")
     reads_keys = call is not None
     if call is None:

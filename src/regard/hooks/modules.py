@@ -15,6 +15,8 @@ from regard.runs.model_type import original_type
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
 KEYLESS = "deformableattention"
 """In the lowered names of classes that sample points of a map, whose weights are of no keys."""
+OVER_DEPTH = "attentionresidual"
+"""In the lowered names of classes that weigh the states of earlier blocks, at each token alone: no token is a key."""
 LAYER_COUNT_FIELDS = ("num_hidden_layers", "encoder_layers", "decoder_layers", "num_layers", "num_decoder_layers")
 """Fields of a config that say how many layers a model has."""
 TIME_FIRST = ("fsmt", "xlnet")
@@ -210,6 +212,11 @@ def attention_kind(path: str, module: nn.Module) -> str:
     own, of_class = vars(module), hasattr(type(module), "is_cross_attention")  # a module is slow to say no
     says_cross = ("is_cross_attention" in own or of_class) and getattr(module, "is_cross_attention", False) is True
     return "cross" if says_cross or _names_cross(path) else "self"
+
+
+def weighs_depth(module_class: type) -> bool:
+    """Return whether a module of this class weighs the states of earlier blocks, and not those of tokens (Inkling2)."""
+    return OVER_DEPTH in module_class.__name__.lower()
 
 
 @cache

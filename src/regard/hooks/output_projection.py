@@ -30,6 +30,7 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     module = model.get_submodule(path)
     parent = model.get_submodule(path.rpartition(".")[0])
     candidates = [getattr(module, name, None) for name in NAMES]
+    candidates += [getattr(part, "linear", None) for part in candidates if isinstance(part, nn.Module)]  # behind a gate
     behind = getattr(parent, "output", None)
     candidates += [getattr(behind, name, None) for name in NAMES]
     if type(parent).__module__.startswith("transformers.models."):
