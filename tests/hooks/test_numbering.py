@@ -15,6 +15,7 @@ import regard
 from regard.errors import UserError
 from regard.hooks import find_attention_layers, watching
 from regard.hooks.average import average_attention
+from tests.named_cache import behind, cache_of
 
 SMALL = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -219,6 +220,30 @@ def test_more_layers_than_blocks_are_refused() -> None:
     assert layers_of(llama, "column_mass")["column_mass"] == [0, 1, 2, 3]
 
 
+class Looped(nn.ModuleList):
+    """Layers of which the middle ones are executed three times, as in Dory and Inkling2 Loop."""
+
+    def __getitem__(self, index: Any) -> Any:
+        first, *middle, last = super().__iter__()
+        return [first, *middle * 3, last] if isinstance(index, slice) else super().__getitem__(index)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("count", [3, 4])
+def test_a_loop_over_some_blocks_has_layers_of_its_own(count: int) -> None:
+    model, tokens = model_of("Llama", num_hidden_layers=count, _attn_implementation="eager"), ids()
+    model.model.layers = Looped(model.model.layers)
+    expected = model(tokens, output_attentions=True, use_cache=False).attentions
+    assert len(expected) == 2 + 3 * (count - 2)
+    with watching(model, ["column_mass", "hidden_norm"]) as watch:
+        model(tokens, use_cache=False)
+    assert sorted(watch.frame("hidden_norm")["layer"].unique()) == list(range(-1, len(expected)))
+    for layer, weights in enumerate(expected):
+        rows = watch.frame("column_mass", layer=layer).sort_values(["head", "position"])
+        mass = torch.tensor(rows["value"].to_numpy()).reshape(4, 16)
+        torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-6)
+
+
 # -- DiffLlama -------------------------------------------------------------------------------------------------------
 
 
@@ -233,9 +258,9 @@ def test_two_calls_with_equal_weights_are_one_layer() -> None:
     with watching(model, ["column_mass", "value_norm", "first_mass"]) as watch:
         model(ids())
     with watching(model, ["column_mass", "value_norm", "first_mass"]) as cached:
-        cache = model(ids()[:, :9], use_cache=True).past_key_values
+        cache = cache_of(model(ids()[:, :9], use_cache=True))
         for token in range(9, 16):
-            model(ids()[:, token : token + 1], past_key_values=cache)
+            model(ids()[:, token : token + 1], **behind(cache))
     pd.testing.assert_frame_equal(watch.frame(), cached.frame(), rtol=1e-3, atol=1e-5)
     values: list[Tensor] = []
     handle = model.model.layers[1].self_attn.v_proj.register_forward_hook(lambda *args: values.append(args[-1]))

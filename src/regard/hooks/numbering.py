@@ -1,5 +1,6 @@
 """Numbers of attention calls: a call has the number of the block that it is in, or of its module in the block."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -55,7 +56,7 @@ class BlockCounter:
         self.entered, self._execution = 0, 0
         self._current: int | None = None
         self._is_looped = False
-        self._executed: set[int] = set()
+        self._executed: list[int] = []
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
@@ -64,7 +65,7 @@ class BlockCounter:
         """Begin the execution of a block."""
         index = self._indices[block]
         self._is_looped = self._is_looped or index in self._executed
-        self._executed.add(index)
+        self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
         self.entered += 1
         self._latest.clear()
@@ -104,12 +105,18 @@ class BlockCounter:
         return position
 
     def end(self, *_arguments: Any) -> None:
-        """End a forward. Raise a UserError if it executed more blocks than there are, and did not loop over all."""
+        """End a forward. Raise a UserError if it executed more blocks than there are, and that not in a loop."""
         self._latest.clear()
-        if self._is_looped and self.entered % len(self._indices) and self.entered > self._count:
+        is_loop = not self._is_looped or not self.entered % len(self._indices) or self._loops_over_a_part()
+        if not is_loop and self.entered > self._count:
             raise UserError(
                 f"cannot number the layers of {self._name}: it executed {self.entered} of {self._count} blocks"
             )
+
+    def _loops_over_a_part(self) -> bool:
+        """Return whether all blocks were executed in their order, but for one that went back to the same each time."""
+        jumps = {(block, following) for block, following in pairwise(self._executed) if following != block + 1}
+        return len(jumps) == 1 and self._executed[0] == 0 and self._executed[-1] == len(self._indices) - 1
 
     def _find_block(self, module: nn.Module) -> int:
         """Return which execution of a block a module belongs to; that of its only block if it is called outside."""
@@ -119,7 +126,8 @@ class BlockCounter:
         if len(owners) == 1:
             return owners[0]
         raise UserError(
-            f"cannot number the layers of {self._name}: {type(module).__name__} is in none of its {self._count} blocks"
+            f"cannot number the layers of {self._name}: {type(module).__name__} attends and is in none of its "
+            f"{self._count} blocks"
         )
 
     def _several_layers(self, block: int) -> UserError:
