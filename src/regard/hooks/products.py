@@ -171,7 +171,10 @@ class AttentionProducts:
         self._products.clear()
         self._multiplied = []
         if softmax is not None and is_complete:
-            raise _refusal(softmax.module, "its weights are changed between their softmax and the product with values")
+            raise _refusal(
+                softmax.module,
+                "its weights are changed, or transposed, between their softmax and their product with values",
+            )
 
     def _note_softmax(
         self, module: nn.Module, scores: Tensor, weights: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -187,7 +190,9 @@ class AttentionProducts:
         operands = (product.read_scores(scores.shape) for product in products if is_last and scores.ndim == 4)
         query_and_key = next((pair for pair in operands if pair is not None), None)
         if query_and_key is None:
-            raise _refusal(module, f"its softmax over {weights.ndim} dimensions is of no known form")
+            raise _refusal(
+                module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
+            )
         self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights])
 
     def _multiply(
@@ -216,7 +221,7 @@ class AttentionProducts:
             reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
         heads = _count_heads(module)
         if reading is None or heads not in (None, softmax.scores.shape[1]):
-            raise _refusal(module, "the product of its weights and values is of no known form")
+            raise _refusal(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
         return restore(dispatch(module, _make_call(softmax, value)).to(value.dtype))
 

@@ -227,7 +227,9 @@ class Sequences:
         has_room = self.forward.has_room or not isinstance(self.stack.module, PreTrainedModel)
         is_encoder = self.role == "encoder" and not self.forward.offset
         if keys != tokens if is_encoder else keys > tokens and not has_room:
-            raise UserError(f"cannot observe {self.name}: {tokens} tokens attend to {keys} keys, which are others")
+            raise UserError(
+                f"cannot observe {self.name}: {tokens} tokens attend to {keys} keys that are not these tokens"
+            )
         tokens = tokens if self.role == "encoder" else max(tokens, self._length)
         return max(tokens - keys, 0), min(keys, tokens)
 
@@ -316,7 +318,9 @@ class Sequences:
         """
         sums = sorted({sum(lengths) for lengths in self.lengths.values()})
         if len(sums) > 1:
-            raise UserError(f"cannot observe {self.name}: some layers have {sums[0]} tokens, others {sums[-1]}")
+            raise UserError(
+                f"cannot observe {self.name}: some layers have {sums[0]} tokens, others {sums[-1]}, so positions differ"
+            )
         if not self._has_rows and all(len(lengths) == 1 for lengths in self.lengths.values()):
             yield self._length, {key: parts[0] for key, parts in self._layers.items()}
             return
