@@ -20,6 +20,7 @@ from experiments.hosts.shrink import make_config, make_model, sharpen
 from experiments.hosts.signature import IMAGES, SOUNDS, Inputs, from_signature, make_ids
 from regard.errors import UserError
 from regard.hooks import Watch, watching
+from regard.hooks.caches import cache_name
 from regard.hooks.fidelity import verify_routing
 
 WEIGHTS_WITHOUT_SINKS = ("granite_swa", "granitemoe_swa")
@@ -155,8 +156,11 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
         mask[1, -PADDED:] = 0
         padded = inputs | {"attention_mask": mask}
         if _runs(lambda: _run(model, padded)):
-            differences.append(_check_batch(model, padded, compare, notes, sites)[0])
-            checks.append("padded")
+            try:
+                differences.append(_check_batch(model, padded, compare, notes, sites)[0])
+                checks.append("padded")
+            except UserError as error:
+                notes.append(f"padded: {_describe(error)}")
     for name, more in _find_more_inputs(model, inputs).items():
         try:
             differences.append(_check_batch(model, more, False, notes, set())[0])
@@ -315,10 +319,9 @@ def _cached_steps(model: Any) -> Iterator[Tensor]:
     ids = make_ids()
     output = model(input_ids=ids[:, :-1], use_cache=True)
     yield output.logits.float()
-    cache = getattr(output, "past_key_values", None)
-    if cache is None:
+    if (name := cache_name(output)) is None:
         raise ValueError("the host returns no cache")
-    yield model(input_ids=ids[:, -1:], past_key_values=cache, use_cache=True).logits.float()
+    yield model(input_ids=ids[:, -1:], use_cache=True, **{name: output[name]}).logits.float()
 
 
 def _check_cached(model: Any) -> float:

@@ -109,6 +109,13 @@ _SAM2: dict[str, Any] = {
     "prompt_encoder_config.patch_size": 16,
 }  # fmt: skip
 _SWIN: dict[str, Any] = {"image_size": 64, "patch_size": 2, "hidden_size": 256}
+_LOOP: dict[str, Any] = {
+    "num_hidden_layers": 6,
+    "layer_types": ["hybrid_sliding", "hybrid"] * 3,
+    "n_layers_per_attn_res_block": 2,
+    "loop_layer_index_start": 2,
+    "loop_layer_index_end": 4,
+}
 FIELDS: dict[str, dict[str, Any]] = {
     "align": {"projection_dim": 64},
     "aria": {"projector_patch_to_query_dict": {16: 8}, "max_value_projector_query_tokens": 8},
@@ -125,6 +132,9 @@ FIELDS: dict[str, dict[str, Any]] = {
     "diffusion_gemma": {
         "text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 16,
         "canvas_length": 8},
+    "dory": {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "n_input_layers": 1,
+        "n_output_layers": 1},
     "efficientloftr": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 8},
     "fastspeech2_conformer_with_hifigan": {
         "vocoder_config.model_in_dim": 16, "vocoder_config.upsample_initial_channel": 32},
@@ -139,6 +149,8 @@ FIELDS: dict[str, dict[str, Any]] = {
     "layoutlmv3": {"coordinate_size": 4, "shape_size": 8, "input_size": 32},
     "levit": {"image_size": 64, "patch_size": 16, "key_dim": [8, 8, 8]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "inkling2_loop": {f"text_config.{name}": value for name, value in _LOOP.items()},
+    "inkling2_loop_text": _LOOP,
     "kimi_k25": {"vision_config.pos_emb_height": 8, "vision_config.pos_emb_width": 8},
     "kimi_k25_vision": {"pos_emb_height": 8, "pos_emb_width": 8},
     "lightglue": {"intermediate_size": 64, "keypoint_detector_config.keypoint_decoder_dim": 65},

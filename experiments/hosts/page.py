@@ -27,7 +27,8 @@ and notes.
   mean weight of every key differs by at most 1e-4 (*weights*: yes). Compared are a plain batch, one with padding
   and, for causal language models, a step with a cache, wherever the model itself can do it.
   Models that read images or sounds beside text are compared with these as well, and models of images or sounds with a
-  mask of them, where inputs that fit are known (*checks*). Where Regard refuses these alone, the row stays exact.
+  mask of them, where inputs that fit are known (*checks*). Where Regard refuses these alone, or padding, the row stays
+  exact.
   Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
   Causal models must have the site `decoder`, masked ones `encoder`, encoder–decoders both.
   The verification of `watching` is run as well: an exact model that it refuses is silent.
@@ -59,6 +60,9 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
             lines = [f"{', '.join(names)}{reason and f': {reason}'}" for reason, names in reasons.items()]
             if lines:
                 parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
+        names = [f"`{row['type']}`" for row in by_state["exact"] if "padded: cannot " in row.get("why", "")]
+        if names:
+            parts.append(wrap(f"Exact without padding, with which they are refused: {', '.join(names)}.") + "\n")
         names = [_with_parts(row) for row in by_state["exact"] if _is_refused_with_more(row)]
         if names:
             refused = "Exact with text, and with images or sounds refused, or exact with `--part` alone"
@@ -79,7 +83,7 @@ def _with_parts(row: dict[str, Any]) -> str:
 
 def _shorten(reason: str) -> str:
     """Return a reason without the model's class and the error behind it, so that it is the same of all of a kind."""
-    reason = re.sub(r"^cannot observe (padding in )?\w+( \([\w.]+\))?(?=:| )", r"\1", reason)
+    reason = re.sub(r"^cannot observe \w+( \([\w.]+\))?(?=:| )", "", reason)
     reason = reason.strip(" :").replace("<", "&lt;")
     return re.sub(r" \((no input fits: )?\w+Error: .*", "", reason)  # the reason that precedes the error says it
 
