@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from regard.commands.measure.config import MeasureConfig
 from regard.errors import UserError
-from regard.statistics import DEFAULT, STATISTICS, select_statistics, statistic_names
+from regard.statistics import ALL, DEFAULT, STATISTICS, PerLayer, select_statistics, statistic_names
 from regard.statistics.sinks import SinkRate
 
 
@@ -50,6 +51,47 @@ def test_chosen_are_fresh_and_ready_made_ones_as_they_are() -> None:
     assert first[1] is second[1] is mine
     assert first[0] is not second[0]
     assert [s.name for s in select_statistics("default")] == list(DEFAULT)
+
+
+def test_groups_stand_in_lists_beside_statistics_of_ones_own() -> None:
+    """A statistic beside a group takes the place of the one of its name."""
+    mine = SinkRate((0.1,))
+    assert [s.name for s in select_statistics(["default"])] == list(DEFAULT)
+    for wanted in ([mine, "default"], ["default", mine]):
+        chosen = select_statistics(wanted)
+        assert sorted(s.name for s in chosen) == sorted(DEFAULT)
+        assert mine in chosen
+    names = [s.name for s in select_statistics(["default", "all", " default ", "row_sum"])]
+    assert sorted(names) == sorted(ALL)
+    with pytest.raises(UserError, match="none twice"):
+        select_statistics(["default", mine, "sink_rate"])
+
+
+def test_measure_takes_groups_beside_statistics_of_ones_own() -> None:
+    mine = SinkRate((0.1,))
+    assert MeasureConfig(statistics=("default", mine)).statistics == (*DEFAULT[1:], mine)
+
+
+@pytest.mark.parametrize(
+    "attributes, message",
+    [
+        ({"needs": frozenset({"column_mass"})}, "Own has no name"),
+        ({"name": "own"}, "Own has no needs"),
+        ({"name": "own", "needs": ("column_mass",)}, "statistic own: expected needs as a set"),
+    ],
+)
+def test_a_statistic_without_what_it_must_say(attributes: dict[str, object], message: str) -> None:
+    own = type("Own", (PerLayer,), {**attributes, "layer_values": lambda self, layer: ()})()
+    with pytest.raises(UserError, match=message):
+        select_statistics([own])
+
+
+def test_a_measured_statistic_says_what_it_is() -> None:
+    body = {"name": "own", "needs": {"column_mass"}, "layer_values": lambda self, layer: ()}
+    own = type("Own", (PerLayer,), body)()
+    assert select_statistics([own]) == [own]
+    with pytest.raises(UserError, match="statistic own: expected its info"):
+        MeasureConfig(statistics=(own,))
 
 
 def test_one_statistic_twice_is_an_error() -> None:

@@ -57,7 +57,7 @@ def watching(
 
     Args:
         model: A Hugging Face model, a module around one, or one that calls `scaled_dot_product_attention` itself.
-        statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all".
+        statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all"; several in a list.
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.

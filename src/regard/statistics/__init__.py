@@ -37,6 +37,9 @@ DEFAULT = (
 ALL = tuple(name for name in STATISTICS if name != PerturbationSpread.name)
 """What can be measured in one forward."""
 
+GROUPS = {"default": DEFAULT, "all": ALL}
+"""Names that stand for several statistics."""
+
 SAME_PASS = frozenset(
     {"column_mass", "column_square", "entropy", "distance", "row_sum", "virtual_sink_mass", "value_weighted_sum"}
 )
@@ -63,8 +66,7 @@ def cost_class(statistic: Statistic) -> str:
 def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
     """Return names, some of them "default" or "all" (in a string separated by commas), without duplicates."""
     parts = [part.strip() for part in (selection.split(",") if isinstance(selection, str) else selection)]
-    groups = {"default": DEFAULT, "all": ALL}
-    names = tuple(dict.fromkeys(name for part in parts for name in groups.get(part, (part,))))
+    names = tuple(dict.fromkeys(name for part in parts for name in GROUPS.get(part, (part,))))
     unknown = [name for name in names if name not in STATISTICS]
     if unknown or not names:
         raise UserError(
@@ -74,13 +76,28 @@ def statistic_names(selection: str | Iterable[str]) -> tuple[str, ...]:
     return names
 
 
+def expand_selection(selection: Iterable[Any]) -> list[Any]:
+    """Return names and statistics as they are, and "default" and "all" as the names that do not stand beside them."""
+    items = [item.strip() if isinstance(item, str) else item for item in selection]
+    beside = {item for item in items if isinstance(item, str)}
+    beside |= {getattr(item, "name", "") for item in items if isinstance(item, Statistic)}
+    expanded: list[Any] = []
+    for item in items:
+        if isinstance(item, str) and item in GROUPS:
+            expanded += [name for name in GROUPS[item] if name not in beside]
+            beside.update(GROUPS[item])
+        else:
+            expanded.append(item)
+    return expanded
+
+
 def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
     """Return what makes each statistic, by name, of a selection as of `statistic_names`, or with `Statistic`s in it."""
     if isinstance(selection, str):
         selection = statistic_names(selection)
     if not isinstance(selection, Iterable):
         raise UserError(f"statistics: expected default, all, or names and statistics in a list; got {selection!r}")
-    factories = [_find_factory(item) for item in selection]
+    factories = [_find_factory(item) for item in expand_selection(selection)]
     names = [name for name, _ in factories]
     if len(set(names)) < len(names) or not names:
         raise UserError(f"expected at least one statistic and none twice, got: {names}")
@@ -89,6 +106,12 @@ def statistic_factories(selection: Any) -> dict[str, Callable[[], Statistic]]:
 
 def _find_factory(item: Any) -> tuple[str, Callable[[], Statistic]]:
     if isinstance(item, Statistic):
+        if missing := [name for name in ("name", "needs") if not hasattr(item, name)]:
+            raise UserError(f"statistics: expected name and needs of each; {type(item).__name__} has no {missing[0]}")
+        if not isinstance(item.needs, (set, frozenset)):
+            raise UserError(
+                f"statistic {item.name}: expected needs as a set of names of reductions, got {item.needs!r}"
+            )
         return item.name, lambda: item
     if not isinstance(item, str):
         raise UserError(f"statistics: expected names, or statistics that are set up such as SinkRate(); got {item!r}")
@@ -125,6 +148,7 @@ __all__ = [
     "StatisticKey",
     "StatisticRow",
     "cost_class",
+    "expand_selection",
     "select_statistics",
     "statistic_factories",
     "statistic_names",

@@ -75,12 +75,15 @@ class MeasureConfig(Config):
     seed: int = config_field(0, "of the choice of windows and of fresh weights", minimum=0, maximum=MAX_SEED)
 
     def check(self) -> None:
-        from regard.statistics import statistic_factories, statistic_names
+        from regard.statistics import Statistic, expand_selection, statistic_factories, statistic_names
 
         statistics: Any = self.statistics
         if all(isinstance(statistic, str) for statistic in statistics):
             statistics = statistic_names(statistics[0] if len(statistics) == 1 else statistics)
+        statistics = expand_selection(statistics)
         statistic_factories(statistics)
+        if unnamed := [part.name for part in statistics if isinstance(part, Statistic) and not hasattr(part, "info")]:
+            raise UserError(f"statistic {unnamed[0]}: expected its info, a StatisticInfo that the page shows, got none")
         object.__setattr__(self, "statistics", tuple(statistics))
         if self.perturb != "middle":
             self.check_perturb()
