@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from regard.hooks import watching
+from regard.hooks.caches import read_cache
 
 pytestmark = pytest.mark.sample(6)
 
@@ -25,6 +27,51 @@ def test_a_padded_batch_is_its_samples_one_by_one(
             run(model, single)
     assert together.samples == apart.samples == 3
     assert_same(table(together, leave_out=OF_ONE_LENGTH), table(apart, leave_out=OF_ONE_LENGTH))
+
+
+def scattered(seed: int, tokens: int = 18) -> tuple[Tensor, Tensor]:
+    """Token ids and a mask of three rows, whose 6, 12 and 17 tokens stand anywhere in them."""
+    generator = torch.Generator().manual_seed(seed)
+    real = torch.zeros(3, tokens, dtype=torch.long)
+    for row, count in zip(real, (6, 12, 17), strict=True):
+        row[torch.randperm(tokens, generator=generator)[:count]] = 1
+    return torch.randint(3, 99, real.shape, generator=generator) * real, real
+
+
+@pytest.mark.parametrize("steps", [(18,), (9, 1, 1, 7)], ids=str)
+@pytest.mark.parametrize("name", ["Llama", "GPT2", "RegardBias", "RegardSigmoid", "Bert", "Electra"])
+def test_padding_between_tokens_is_no_token(
+    name: str, steps: tuple[int, ...], build: Any, families: Any, singles: Any, run: Any, table: Any, assert_same: Any
+) -> None:
+    """As of a batch of chats, whose turns are padded. Windows count columns in the models themselves."""
+    model, (ids, real) = build(name, dtype=torch.float64), scattered(3)
+    given = {"input_ids": ids, "attention_mask": real, "position_ids": (real.cumsum(-1) - 1).clamp(min=0)}
+    is_cached = families[name].kind == "decoder"
+    left_out = (*OF_ONE_LENGTH, "spectral_bound") if is_cached and len(steps) > 1 else OF_ONE_LENGTH
+    with torch.no_grad(), watching(model, "all") as together:
+        cache, end = None, 0
+        for tokens in steps if is_cached else (18,):
+            start, end = end, end + tokens
+            part = {"input_ids": ids[:, start:end], "position_ids": given["position_ids"][:, start:end]}
+            options = {"past_key_values": cache, "use_cache": True} if is_cached else {}
+            output = model(**part, attention_mask=real[:, :end], **options)
+            cache = read_cache(output)
+    with watching(model, "all") as apart:
+        for single in singles(given):
+            run(model, single)
+    assert_same(table(together, leave_out=left_out), table(apart, leave_out=left_out))
+
+
+def test_padding_between_the_tokens_of_an_encoder(build: Any) -> None:
+    """Cross-attention to an encoder's states: the first keys are the first real ones."""
+    model, (ids, real) = build("Bart", dtype=torch.float64), scattered(4)
+    decoder = torch.randint(3, 99, (3, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad(), watching(model, ["first_mass", "column_mass"]) as seen:
+        model(input_ids=ids, attention_mask=real, decoder_input_ids=decoder)
+    for layer in range(2):
+        first = seen.frame("first_mass", site="cross", layer=layer).set_index(["head", "position"])["value"]
+        mass = seen.frame("column_mass", site="cross", layer=layer).set_index(["head", "position"])["value"]
+        assert (first - mass.loc[first.index]).abs().max() < 1e-9
 
 
 def test_what_stands_on_padding_does_not_matter(

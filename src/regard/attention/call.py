@@ -146,6 +146,8 @@ class AttentionCall:
         query_mask: False at padding, which is computed but not counted.
         key_mask: False at padding, which is never seen.
         starts: Index of each sample's first real key, for `first_mass`. None: 0; negative: a cache has dropped it.
+        query_positions: How many real tokens stand before each query, where padding stands between them.
+        key_positions: The same of keys, for `first_mass` and `distance`. None: no padding stands between tokens.
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
     """
@@ -163,6 +165,8 @@ class AttentionCall:
     query_mask: Bool[Tensor, "batch query"] | None = None
     key_mask: Bool[Tensor, "batch key"] | None = None
     starts: tuple[int, ...] | None = None
+    query_positions: Int[Tensor, "batch query"] | None = None
+    key_positions: Int[Tensor, "batch key"] | None = None
     dropout: float = 0.0
     constant: ConstantHeadsInput | None = None
     operation: Operation | None = None
@@ -227,7 +231,7 @@ class AttentionCall:
 
     def select_samples(self, samples: slice | Int[Tensor, " selected"] | Bool[Tensor, " batch"]) -> AttentionCall:
         """Return the call of some samples."""
-        masks = ("keep", "bias", "query_mask", "key_mask")
+        masks = ("keep", "bias", "query_mask", "key_mask", "query_positions", "key_positions")
         return map_fields(
             self,
             **dict.fromkeys(QKV, lambda tensor: tensor[samples]),
@@ -267,8 +271,8 @@ class AttentionCall:
             **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, :, columns]),
             **dict.fromkeys(("keep", "bias"), cut),
             sink=lambda sink: sink if sink.ndim == 1 else sink[:, :, rows],
-            query_mask=lambda mask: mask[:, rows],
-            key_mask=lambda mask: mask[:, columns],
+            **dict.fromkeys(("query_mask", "query_positions"), lambda of_queries: of_queries[:, rows]),
+            **dict.fromkeys(("key_mask", "key_positions"), lambda of_keys: of_keys[:, columns]),
             offset=lambda offset: offset + rows.start - columns.start,
             starts=lambda starts: tuple(start - columns.start for start in starts),
         )

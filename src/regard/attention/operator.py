@@ -19,7 +19,7 @@ from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass,
 from regard.attention.lse_kernels import select_kernel
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
-from regard.attention.reduction import ReductionRequest, reduce_dense
+from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
 from regard.attention.single_query import single_query, supports_single_query
 from regard.attention.spectral import spectral_bound
 from regard.attention.tracing import always, is_exported, is_traced
@@ -47,6 +47,10 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
     if call.constant is not None:
         reductions = reduce_dense(expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
         return _constant_heads_output(call), reductions
+    if call.key_positions is not None:
+        by_position = _reduce_by_position(call, request)
+        output, reductions = attend(_without_positions(call), request.without(by_position))
+        return output, reductions | by_position
     call, extra_value = simplify(call)
     if extra_value is not None:
         output, reductions = attend(call, request)
@@ -74,9 +78,24 @@ def _attend_on_gpu(call: AttentionCall, request: ReductionRequest) -> tuple[Tens
 @torch.no_grad()
 def reduce(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return the requested reductions alone, by name."""
+    if call.key_positions is not None:
+        by_position = _reduce_by_position(call, request)
+        return reduce(_without_positions(call), request.without(by_position)) | by_position
     if not request.names:
         return {}
     return _reduce(call.detach(), request, output=False)[1]
+
+
+def _reduce_by_position(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return what counts positions, of a call with padding between its tokens."""
+    request, call = request.select(BY_POSITION), simplify(call.detach())[0]
+    if call.operation is not None and call.operation.function is not None:  # it may look at all rows
+        return reduce_dense(call.to_acc_dtype(), request)
+    return reduce_by_rows(call, request)
+
+
+def _without_positions(call: AttentionCall) -> AttentionCall:
+    return replace(call, query_positions=None, key_positions=None)
 
 
 def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.attention import reference
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, relative_positions
 from regard.attention.tiles import Tile
 
 Backend = Literal["tiles", "triton", "lse"]
@@ -148,13 +148,19 @@ def _lse(dense: DenseWeights) -> Tensor:
 
 
 def _distance(dense: DenseWeights) -> Tensor:
-    keys = torch.arange(dense.weights.shape[-1], device=dense.weights.device)
-    queries = torch.arange(dense.weights.shape[-2], device=dense.weights.device)[:, None] + dense.call.offset
-    return (dense.weights * (queries - keys).abs()).sum(-1)
+    call = dense.call
+    if call.key_positions is not None and call.query_positions is not None:
+        between = call.query_positions[:, None, :, None] - call.key_positions[:, None, None]
+    else:
+        between = relative_positions(call)
+    return (dense.weights * between.abs()).sum(-1)
 
 
 def _first_mass(dense: DenseWeights) -> Tensor:
     matrix, count = dense.weights, dense.num_first_keys
+    if dense.call.key_positions is not None:
+        first = torch.arange(count, device=matrix.device)
+        return matrix @ (dense.call.key_positions[:, None, :, None] == first).to(matrix.dtype)
     starts = dense.call.starts or (0,) * matrix.shape[0]
     before = max(0, -min(starts))
     behind = max(0, max(starts) + count - matrix.shape[-1])  # a block of rows may end before the samples begin
@@ -197,6 +203,8 @@ _REDUCTIONS = (
     ),
     _whole(name="spectral_bound", axis="sample", compute=_spectral_bound),
 )
+BY_POSITION = frozenset({"first_mass", "distance"})
+"""Those that count positions, which blocks of rows alone know where padding stands between tokens."""
 WEIGHT_REDUCTIONS: dict[str, Reduction] = {reduction.name: reduction for reduction in _REDUCTIONS}
 """Every reduction of the attention weights, by name.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -106,16 +106,38 @@ class ForwardContext:
         """Index of each row's first real token, read from a GPU once; None if none is padding."""
         return _find_starts(self.token_mask)
 
-    def starts_behind(self, dropped: int, batch: int) -> tuple[int, ...] | None:
-        """Index of each row's first real token among keys, before which a cache has dropped some; negative there."""
-        if not dropped:
-            return self.token_starts
-        return tuple(start - dropped for start in self.token_starts or (0,) * batch)
-
     @cached_property
     def encoder_starts(self) -> tuple[int, ...] | None:
         """The same of the keys of cross-attention."""
         return _find_starts(self.encoder_mask)
+
+    @cached_property
+    def _token_positions(self) -> Int[Tensor, "batch token"] | None:
+        return _find_positions(self.token_mask)
+
+    @cached_property
+    def _encoder_positions(self) -> Int[Tensor, "batch key"] | None:
+        return _find_positions(self.encoder_mask)
+
+    def place(self, call: AttentionCall, dropped: int) -> AttentionCall:
+        """Return a call of self-attention with where its tokens stand; before its keys a cache has dropped some.
+
+        `starts` are negative then.
+        """
+        starts, queries = self.token_starts, call.query.shape[2]
+        if dropped:
+            starts = tuple(start - dropped for start in starts or (0,) * len(call.query))
+        call = replace(call, offset=self.offset - dropped, starts=starts)
+        if (positions := self._token_positions) is None:
+            return call
+        at_queries, at_keys = positions[:, self.offset : self.offset + queries], positions[:, dropped:]
+        return replace(call, query_positions=at_queries, key_positions=_fit(at_keys, call.key.shape[2]))
+
+    def place_across(self, call: AttentionCall) -> AttentionCall:
+        """Return a call of cross-attention with where its keys stand."""
+        positions = self._encoder_positions
+        at_keys = None if positions is None else _fit(positions, call.key.shape[2])
+        return replace(call, starts=self.encoder_starts, key_positions=at_keys)
 
     def query_mask(self, count: int) -> Tensor | None:
         """Return the mask of this forward's `count` queries; None if none is padding."""
@@ -230,6 +252,20 @@ def _find_blocks(mask: Tensor) -> Tensor:
 
 def _find_starts(mask: Tensor | None) -> tuple[int, ...] | None:
     return None if mask is None else tuple(mask.int().argmax(-1).tolist())
+
+
+def _find_positions(mask: Tensor | None) -> Tensor | None:
+    """Return how many real tokens stand before each token of a row; None if no padding stands between real tokens."""
+    if mask is None:
+        return None
+    number = mask.cumsum(-1)
+    is_between = ~mask & (number > 0) & (number < number[:, -1:])
+    return number - 1 if bool(is_between.any()) else None
+
+
+def _fit(positions: Tensor, keys: int) -> Tensor:
+    """Return the positions of so many keys; behind the tokens there is room that nobody sees."""
+    return torch.nn.functional.pad(positions[:, :keys], (0, max(keys - positions.shape[1], 0)), value=-1)
 
 
 def _drop_full(mask: Tensor | None) -> Tensor | None:

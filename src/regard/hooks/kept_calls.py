@@ -89,7 +89,7 @@ def can_keep(call: AttentionCall) -> bool:
     so that steps are kept on a CPU alone; nor in inference mode, where nobody can tell whether keys are written to.
     """
     queries, keys = call.query.shape[2], call.key.shape[2]
-    options = (call.keep, call.bias, call.operation, call.constant)
+    options = (call.keep, call.bias, call.operation, call.constant, call.key_positions)
     if queries != 1 or any(option is not None for option in options):
         return False
     if call.sink is not None and call.sink.ndim > 1:  # a logit of each query

@@ -284,11 +284,11 @@ class Watch(Observer, Readings):
                 f"where {queries} attend; leave out padding, one sequence per batch"
             )
         self._is_kept = False
+        call = replace(call, query_mask=query_mask)
         if kind == "cross":
-            return replace(call, query_mask=query_mask, starts=forward.encoder_starts), self._request
+            return forward.place_across(call), self._request
         dropped, keys = sequences.find_keys(kind, call)
-        starts = forward.starts_behind(dropped, len(call.query))
-        call = replace(call, query_mask=query_mask, offset=forward.offset - dropped, starts=starts)
+        call = forward.place(call, dropped)
         is_whole = not dropped and keys == call.key.shape[2]
         self._is_kept = is_whole and self._can_keep(forward, position, call)
         return call, ReductionRequest() if position.is_repeat or self._is_kept else self._request
