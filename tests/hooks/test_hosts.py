@@ -121,6 +121,20 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     }
 
 
+@pytest.mark.parametrize("name, site", [("CLIPText", "decoder"), ("LayoutLM", "encoder")])
+def test_one_token_does_not_say_whether_longer_texts_are_causal(name: str, site: str) -> None:
+    model = model_of(name, "Model")
+    with torch.no_grad(), watching(model, "first_mass") as watch:
+        model(ids(1, 1))
+        model(ids(2, 12))
+    weights = model(ids(2, 12), output_attentions=True).attentions[0].double()
+    seen = torch.arange(12, 8, -1) if site == "decoder" else torch.full((4,), 12)
+    expected = (weights.sum(2)[..., :4] / seen).mean(0)
+    found = watch.frame("first_mass", layer=0, site=site)
+    later = found[found["position"] > 0]["value"].to_numpy()
+    torch.testing.assert_close(torch.tensor(later).reshape(4, 3), expected[:, 1:], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["Llama", "GptOss", "Bert"])
 def test_layers_of_common_models_are_what_they_were(name: str) -> None:
     sizes = {"num_local_experts": 4, "head_dim": 8, "num_key_value_heads": 4} if name == "GptOss" else {}

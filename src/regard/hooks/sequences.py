@@ -47,6 +47,7 @@ class Sequences:
         self.stack, self.name, self.needs_whole = stack, type(stack.module).__name__, needs_whole
         self.counter = BlockCounter(stack)
         self.role: str | None = None
+        self._is_role_known = False
         self.encoder_tokens: Tensor | None = None
         self.offered: Tensor | None = None
         self.lacks_hidden = False
@@ -141,8 +142,9 @@ class Sequences:
         assert forward is not None
         batch, _, queries, _ = call.query.shape
         if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
-            self.role = "decoder"
-        self.role = self.role or ("decoder" if is_causal_layer(module, call) else "encoder")
+            self.role, self._is_role_known = "decoder", True
+        elif not self._is_role_known:  # one token does not say it
+            self.role, self._is_role_known = "decoder" if is_causal_layer(module, call) else "encoder", queries > 1
         if forward.encoder_tokens and call.key.shape[2] - forward.offset == queries + forward.encoder_tokens:
             raise UserError(
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "
