@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.hooks import watching
+from regard.hooks.caches import read_cache
 from regard.statistics import STATISTICS, ModalityMass
 from regard.statistics.modalities import MODALITIES
 from tests.named_cache import behind, cache_of
@@ -71,6 +72,25 @@ def test_it_is_the_sum_of_the_eager_weights(model: Any) -> None:
     expected = expected_masses(given["input_ids"], attentions)
     assert measured(watch) == pytest.approx(expected, abs=2e-5)  # eager softmax is of float32
     assert {row.site for row in watch.rows()} == {"decoder"}, "a vision tower has no tokens of text"
+
+
+def test_a_first_image_token_that_a_cache_has_dropped_stays_the_first() -> None:
+    """A sliding cache holds four tokens, and then later ones of the image would seem to be the first."""
+    torch.manual_seed(0)
+    config = llava_config()
+    sizes = {name: getattr(config.text_config, name) for name in TEXT} | {"num_hidden_layers": 2}
+    config.text_config = transformers.MistralConfig(**sizes, num_key_value_heads=2, sliding_window=5)
+    mistral: Any = transformers.LlavaModel(config).double().eval()
+    given = inputs()
+    ids = torch.cat([given["input_ids"], torch.tensor([[5, 6, 7], [6, 7, 8]])], dim=1)
+    with torch.no_grad(), watching(mistral, "modality_mass") as whole:
+        mistral(**{**given, "input_ids": ids, "attention_mask": torch.ones_like(ids)}, use_cache=False)
+    with torch.no_grad(), watching(mistral, "modality_mass") as steps:
+        cache = read_cache(mistral(**given, use_cache=True))
+        for end in range(given["input_ids"].shape[1] + 1, ids.shape[1] + 1):
+            mistral(ids[:, end - 1 : end], attention_mask=torch.ones_like(ids[:, :end]), past_key_values=cache)
+    assert measured(steps) == pytest.approx(measured(whole), abs=1e-9)
+    assert max(value for name, value in measured(steps).items() if "text_to_first_image" in name) == 0
 
 
 def test_sounds_are_a_modality_with_a_first_token() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn.functional import one_hot, pad
 from transformers import PreTrainedModel
@@ -72,18 +72,19 @@ class TokenModalities:
         token_ids: Int[Tensor, "batch token"] | None,
         call: AttentionCall,
         first_key: int,
-    ) -> Int[Tensor, "batch key"] | None:
-        """Return the modality of each key of a call, of which the first stands at `first_key`; None if it is unknown.
+    ) -> Bool[Tensor, "batch key member"] | None:
+        """Return the `members` among the keys of a call, of which the first stands at `first_key`; None if unknown.
 
         `token_ids` are those of the stack's sequences, and `kind` says whether the call is self- or cross-attention.
         """
         keys, device = call.key.shape[2], call.key.device
         if kind == "cross":
-            return torch.full((len(call.key), keys), IMAGE, device=device) if self.reads_images(stack) else None
+            images = torch.full((len(call.key), keys), IMAGE, device=device)
+            return find_members(images) if self.reads_images(stack) else None
         if token_ids is None:
             return None
-        modality = self.classify(token_ids.to(device))[:, first_key : first_key + keys]
-        return pad(modality, (0, keys - modality.shape[1]))
+        members = find_members(self.classify(token_ids.to(device)))[:, first_key : first_key + keys]
+        return pad(members, (0, 0, 0, keys - members.shape[1]))
 
     def describe(self, layer: Observation, stack: nn.Module) -> Observation:
         """Return an observation of a stack with the modalities of its keys and queries."""
@@ -97,21 +98,26 @@ class TokenModalities:
         return layer if layer.token_ids is None else replace(layer, modality=self.classify(layer.token_ids))
 
 
-def modality_mass(call: AttentionCall, modality: Int[Tensor, "batch key"]) -> Tensor:
-    """Return the attention (batch, head, query, modality + 3) to the keys of each modality, and to first ones.
+def find_members(modality: Int[Tensor, "batch token"]) -> Bool[Tensor, "batch token member"]:
+    """Return which tokens of whole rows are of each modality, and which are the first of those in `FIRST_OF`."""
+    others = torch.stack([modality == MODALITIES.index(name) for name in FIRST_OF], dim=-1)
+    return torch.cat([one_hot(modality, len(MODALITIES)).bool(), others & (others.cumsum(1) == 1)], dim=-1)
+
+
+def modality_mass(call: AttentionCall, members: Bool[Tensor, "batch key member"]) -> Tensor:
+    """Return the attention (batch, head, query, member) to the keys of each modality, and to first ones.
 
     It is the output of the same attention over values that say of which modality a key is, so that no backend needs the
     matrix.
     """
-    others = torch.stack([modality == MODALITIES.index(name) for name in FIRST_OF], dim=-1)
-    first = others & (others.cumsum(1) == 1)
     call = call.detach().to_acc_dtype()
-    members = torch.cat([one_hot(modality, len(MODALITIES)), first], dim=-1).to(call.query.dtype)
-    values = pad(members, (0, max(call.query.shape[-1] - members.shape[-1], 0)))  # fused kernels want equal widths
+    width = members.shape[-1]
+    values = pad(
+        members.to(call.query.dtype), (0, max(call.query.shape[-1] - width, 0))
+    )  # fused kernels want equal widths
     operation = None if call.operation is None else replace(call.operation, extra_value=None)
     values = values[:, None].expand(-1, call.key.shape[1], -1, -1)
-    output = compute_output(replace(call, value=values, dropout=0.0, operation=operation))
-    return output[..., : members.shape[-1]]
+    return compute_output(replace(call, value=values, dropout=0.0, operation=operation))[..., :width]
 
 
 def find_root(model: nn.Module) -> PreTrainedModel | None:

@@ -364,14 +364,14 @@ class Watch(Observer, Readings):
     ) -> None:
         """Add a call to a layer: the reductions of its weights, and those of its vectors."""
         sequences, path = self.locations[module]
-        kind, modality = attention_kind(path, module), None
+        kind, members = attention_kind(path, module), None
         if self._modalities is not None and ModalityMass.name in self._names["vectors"]:
-            modality = self._modalities.of_keys(sequences.stack.module, kind, sequences.token_ids, call, first_key)
+            members = self._modalities.of_keys(sequences.stack.module, kind, sequences.token_ids, call, first_key)
 
         def find_weight() -> Tensor:
             return output_weight(self._find_projection(sequences, path, call))
 
-        io = AttentionIO(call, find_weight, kind == "self", modality)
+        io = AttentionIO(call, find_weight, kind == "self", members)
         tensors = {name: reductions[name] for name in self._request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]

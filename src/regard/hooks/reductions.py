@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -56,13 +56,13 @@ class HeadProjections:
 class AttentionIO:
     """One finished attention call, and what returns W_O or raises a UserError if it is not recognized.
 
-    `is_self` says whether queries and keys are the same tokens, `modality` of which modality the keys are.
+    `is_self` says whether queries and keys are the same tokens, `members` of which modality the keys are.
     """
 
     call: AttentionCall
     projection: Callable[[], Float[Tensor, "width heads_times_value_width"]]
     is_self: bool
-    modality: Int[Tensor, "batch key"] | None = None
+    members: Bool[Tensor, "batch key member"] | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ _REDUCTIONS = (
         axis="query",
         steps="concat",
         packed=False,
-        compute=lambda io: None if io.modality is None else modality_mass(io.call, io.modality),
+        compute=lambda io: None if io.members is None else modality_mass(io.call, io.members),
     ),
     Reduction(
         name="output_norm",
