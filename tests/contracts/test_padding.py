@@ -74,6 +74,22 @@ def test_padding_between_the_tokens_of_an_encoder(build: Any) -> None:
         assert (first - mass.loc[first.index]).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_mask_of_pairs_may_be_one_for_all_rows(side: str, build: Any, table: Any, assert_same: Any) -> None:
+    model = build("Llama", dtype=torch.float64)
+    ids = torch.randint(3, 99, (3, 14), generator=torch.Generator().manual_seed(0))
+    real = torch.arange(14) >= 4 if side == "left" else torch.arange(14) < 10
+    keep = torch.ones(14, 14, dtype=torch.bool).tril() & real
+    tables = []
+    with torch.no_grad():
+        for rows in (1, 3):
+            with watching(model, "all") as seen:
+                model(ids, attention_mask=keep[None, None].expand(rows, 1, -1, -1).clone())
+            assert seen.frame("entropy")["position"].max() == 9
+            tables.append(table(seen))
+    assert_same(*tables)
+
+
 def test_what_stands_on_padding_does_not_matter(
     padded: tuple[Any, str], build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
 ) -> None:

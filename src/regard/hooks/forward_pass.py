@@ -139,6 +139,13 @@ class ForwardContext:
         at_keys = None if positions is None else _fit(positions, call.key.shape[2])
         return replace(call, starts=self.encoder_starts, key_positions=at_keys)
 
+    def widen(self, batch: int) -> None:
+        """Give each row of a batch the masks that were passed as those of one row, before they are read."""
+        if self.token_mask is not None and len(self.token_mask) == 1:
+            self.token_mask = self.token_mask.expand(batch, -1)
+        if self.encoder_mask is not None and len(self.encoder_mask) == 1:
+            self.encoder_mask = self.encoder_mask.expand(batch, -1)
+
     def query_mask(self, count: int) -> Tensor | None:
         """Return the mask of this forward's `count` queries; None if none is padding."""
         if self.token_mask is None:
@@ -218,7 +225,7 @@ def _find_token_mask(mask: Any, offset: int, previous: Tensor | None) -> Tensor 
     first = offset - max(offset + new - key_mask.shape[-1], 0)
     if previous is None:
         previous = key_mask.new_ones(len(key_mask), offset)
-    return _drop_full(torch.cat([previous, key_mask[:, first : first + new]], dim=1))
+    return _drop_full(torch.cat([previous, key_mask[:, first : first + new].expand(len(previous), -1)], dim=1))
 
 
 def _key_mask(mask: Any) -> Tensor | None:

@@ -141,6 +141,7 @@ class Sequences:
         forward = self.forward
         assert forward is not None
         batch, _, queries, _ = call.query.shape
+        forward.widen(batch)
         if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
             self.role, self._is_role_known = "decoder", True
         elif not self._is_role_known:  # one token does not say it
