@@ -111,7 +111,8 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
         if mask is None and call.causal and not is_causal:
             mask = visible_mask(call)
-        return sdpa(call, mask, is_causal=is_causal)
+        output = sdpa(call, mask, is_causal=is_causal)
+        return _without_blind_rows(output, mask) if is_exported() and call.bias is not None else output
     if is_exported():
         return reference.operation_output(call, Operation())
     if _is_whole_sequence(call):
@@ -227,11 +228,11 @@ def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tens
         mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, scored)
     weights = torch.bmm(query.view(-1, share, width), call.key.flatten(0, 1).mT).view(batch, len(order[0]), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
-        weights = weights + mask
-    elif mask is not None:
+        weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min
+    if mask is not None:
         weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
     weights = weights.softmax(-1)
-    if mask is not None and mask.dtype == torch.bool:
+    if mask is not None:
         weights = weights.masked_fill(~mask, 0)
     rows = row_weights(call).expand(batch, -1, -1, -1)
     weights = torch.cat([weights, rows], dim=1).index_select(1, as_tensor(order[1], device))
@@ -306,8 +307,18 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
         keep = padding if keep is None else keep & padding
     if call.bias is None:
         return keep
+    is_hidden = call.bias <= torch.finfo(call.bias.dtype).min / 2
+    if keep is not None:
+        is_hidden = is_hidden | ~keep
     bias = call.bias.to(call.query.dtype)
-    return bias if keep is None else bias.masked_fill(~keep, torch.finfo(bias.dtype).min)
+    return bias.masked_fill(is_hidden, torch.finfo(bias.dtype).min if is_exported() else float("-inf"))
+
+
+def _without_blind_rows(output: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the output of a graph with zeros for queries that see no key: ONNX's softmax makes no number of −∞."""
+    if mask is None:
+        return output
+    return output.masked_fill((mask == torch.finfo(mask.dtype).min).all(-1, keepdim=True), 0.0)
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:
