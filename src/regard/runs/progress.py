@@ -35,8 +35,9 @@ class ProgressEvent:
 
     def __str__(self) -> str:
         parts = [self.phase]
-        if "loss" in self.metrics:
-            parts.append(f"loss {self.metrics['loss']:.3f}")
+        for name in ("loss", "relative_error"):
+            if name in self.metrics:
+                parts.append(f"{name.replace('_', ' ')} {self.metrics[name]:.3f}")
         if "tokens_per_second" in self.metrics:
             parts.append(f"{self.metrics['tokens_per_second']:,.0f} tokens/s")
         if "seconds_left" in self.metrics:

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 import regard as package
 from regard.commands.convert.config import ConvertConfig
+from regard.commands.convert.held_out import row_losses
 from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.result import ConvertResult
-from regard.commands.convert.run import convert, row_losses
+from regard.commands.convert.run import convert
 from regard.data.corpus import BatchSampler, prepare_corpus
 from regard.data.texts import Source
 from regard.errors import UserError
@@ -87,6 +88,38 @@ def test_what_a_conversion_measures(causal: str, small: dict[str, Any]) -> None:
     changes = found.stages["loss"] - untouched["loss"]
     pd.testing.assert_series_equal(found.stages["change"], changes, check_names=False, atol=1e-6)
     assert (found.stages["change_low"] <= found.stages["change"]).all()
+
+
+def test_the_history_names_the_loss_of_each_stage(causal: str, small: dict[str, Any]) -> None:
+    """The first stage minimises a relative error, the second a loss in nats: no column holds both."""
+    history = convert(causal, **small).history.set_index("stage")
+    trained = history[history["step"] > 0]
+    assert trained.loc["layers", "relative_error"].notna().all()
+    assert history.loc["layers", "loss"].isna().all()
+    assert trained.loc["model", "loss"].notna().all()
+    assert history.loc["model", "relative_error"].isna().all()
+    assert history[history["step"] % 2 == 0]["valid_loss"].notna().all()
+
+
+def test_held_out_rows_are_measured_once_in_every_state(
+    causal: str, small: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Untouched, replaced, and in each stage at steps 2 and 4."""
+    measured: list[Any] = []
+
+    def note(model: Any, rows: torch.Tensor) -> list[float]:
+        measured.append(model)
+        return row_losses(model, rows)
+
+    monkeypatch.setattr("regard.commands.convert.run.row_losses", note)
+    monkeypatch.setattr("regard.commands.convert.held_out.row_losses", note)
+    found = convert(causal, **small)
+    assert len(measured) == 6
+    for stage in ("layers", "model"):
+        rows = found.history[found.history["stage"] == stage].set_index("step")["valid_loss"]
+        losses = found.stages.set_index("stage")["loss"]
+        assert rows[4] == pytest.approx(losses[stage], rel=1e-9)
+        assert rows[0] == pytest.approx(losses["replaced" if stage == "layers" else "layers"], rel=1e-9)
 
 
 def test_the_loss_is_that_of_the_model_on_its_rows(causal: str) -> None:
@@ -235,12 +268,12 @@ def test_sequences_begin_as_the_tokenizer_begins_a_text(
     rows = torch.cat([ids for ids in seen if ids.shape[1] >= 15])  # the others try what the model takes
     assert rows.shape[1] == 16
     assert (rows[:, 0] == bos).all()
-    assert not (rows[:, 1:] == bos).any()
+    assert torch.equal(rows[:, 1:] == bos, rows[:, :-1] == tokenizer.eos_token_id), "and of each text within"
     corpus = prepare_corpus([Source.parse(*small["text"])], tokenizer, length=15, folder=tmp_path / "again")
     content = corpus.domains[0].valid.evenly_spaced(int(found.stages["rows"].iloc[0]))
     with torch.no_grad():
-        ids = functional.pad(content, (1, 0), value=bos)
-        expected = functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1).double(), content.flatten())
+        ids = _begun(content, tokenizer)
+        expected = functional.cross_entropy(model(ids).logits[:, :-1].flatten(0, 1).double(), ids[:, 1:].flatten())
     assert found.stages["loss"].iloc[0] == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -328,8 +361,15 @@ def _held_out(run: ConvertResult, name: str, small: dict[str, Any], folder: Path
 
 
 def _begun(rows: torch.Tensor, tokenizer: Any) -> torch.Tensor:
-    """Put the tokenizer's BOS before rows."""
-    return functional.pad(rows, (1, 0), value=tokenizer.bos_token_id)
+    """Put the tokenizer's BOS before rows, and before each text that begins within one."""
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    begun = []
+    for row in rows.tolist():
+        ids = [bos]
+        for token in row:
+            ids += [token, bos] if token == eos else [token]
+        begun.append(ids[: len(row) + 1])
+    return torch.tensor(begun)
 
 
 def test_the_second_stage_goes_on_with_the_text(

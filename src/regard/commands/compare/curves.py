@@ -24,7 +24,8 @@ _PRETRAIN = {
     "virtual_sink_rate": ("Virtual sink", "% of heads × samples", "%"),
 }
 _CONVERT = {
-    "loss": ("{stage}: training", "relative error of layers, or nats a token", ""),
+    "relative_error": ("{stage}: training", "relative error, mean over layers", ""),
+    "loss": ("{stage}: training", "nats a token", ""),
     "valid_loss": ("{stage}: validation loss", "nats a token", ""),
 }
 TASK_NOTE = "After the last task, in %, means over seeds; of two columns, the difference is the second less the first."

@@ -71,15 +71,15 @@ def stage_lines(stages: pd.DataFrame) -> list[str]:
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """Plot the error of the first stage and the loss of the second, with validation."""
     panels: list[Panel] = []
-    for stage, caption, unit in (
-        ("layers", "Matching layers", "relative error, mean over layers"),
-        ("model", "Training the model", "nats per token"),
+    for stage, caption, column, unit in (
+        ("layers", "Matching layers", "relative_error", "relative error, mean over layers"),
+        ("model", "Training the model", "loss", "nats per token"),
     ):
         rows = history[history["stage"] == stage] if len(history) else history
         if rows.empty:
             continue
         steps = numeric_column(rows, "step")
-        panels += panel(caption, unit, "step", line("step", "training", steps, numeric_column(rows, "loss")))
+        panels += panel(caption, unit, "step", line("step", "training", steps, numeric_column(rows, column)))
         valid = line("step", "validation", steps, numeric_column(rows, "valid_loss"))
         panels += panel(f"{caption}: validation loss", "nats per token", "step", valid)
     return panels

@@ -30,7 +30,8 @@ class ConvertResult(RunResult):
     Attributes:
         stages: Loss on held-out text, in nats a token: `untouched`, `replaced`, after `layers`, after `model`.
         layers: Relative error of each layer's attention, before and after the first stage.
-        history: Rows of training.
+        history: Rows of training: of `layers` with the `relative_error`, of `model` with the `loss`, both with the
+            loss on held-out text.
         metadata: Provenance of the results.
         model: The model; None, as its `tokenizer`, if the result was loaded from a folder.
     """

@@ -6,23 +6,23 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard import training
 from regard.commands.convert.config import AVERAGE, TRAINED_AVERAGE, ConvertConfig, Stage
+from regard.commands.convert.held_out import HeldOutLoss, row_losses
 from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.result import ConvertResult
+from regard.commands.convert.sequences import Sequences
 from regard.data import tokenizers
-from regard.data.corpus import BatchSampler, Corpus, prepare_corpus
+from regard.data.corpus import prepare_corpus
 from regard.data.texts import Source, check_source
 from regard.data.windows import tokens_before
 from regard.errors import UserError, naming_option
@@ -40,11 +40,9 @@ from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
-from regard.training.sink_monitor import ValidationLoss
 
 PARTS = ("layers", "model")
 """What a run makes in its work folder: the checkpoints of each stage."""
-EVALUATION_LOGITS = 2**24
 Rows = Mapping[str, Tensor]
 
 
@@ -121,13 +119,12 @@ def convert(  # noqa: D417 - the options are described in the configuration
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
-        start = tokens_before(loaded.tokenizer)
-        length = config.num_tokens - len(start)
+        length = config.num_tokens - len(tokens_before(loaded.tokenizer))
         corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report_packing)
         hashes = corpus.hashes()
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         work.start({"config": config.identity(), "model": model_id, "data": hashes})
-        sequences = _Sequences(BatchSampler(corpus, config.batch_size, config.seed), torch.tensor(start))
+        sequences = Sequences.of(corpus, loaded.tokenizer, batch_size=config.batch_size, seed=config.seed)
         student = student or _with_averages(loaded, config, sequences)
         with eval_mode(loaded.model):
             conversion = _Conversion(config, loaded, student, sequences, work.folder, work.resume, on_progress)
@@ -160,30 +157,7 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
     return add_model_hash(loaded)
 
 
-@dataclass(frozen=True, eq=False)
-class _Sequences:
-    """Sequences of text, each behind the special tokens that the tokenizer puts before a text."""
-
-    draw: BatchSampler
-    start: Int64[Tensor, " special"]
-
-    @property
-    def corpus(self) -> Corpus:
-        return self.draw.corpus
-
-    def of_step(self, step: int) -> Int64[Tensor, "batch length"]:
-        return self._begin(self.draw.rows(step))
-
-    def held_out(self, most: int) -> dict[str, Int64[Tensor, "row length"]]:
-        """Return at most so many sequences of each domain, evenly spaced."""
-        domains = self.corpus.domains
-        return {one.name: self._begin(one.valid.evenly_spaced(min(most, len(one.valid)))) for one in domains}
-
-    def _begin(self, rows: Tensor) -> Tensor:
-        return torch.cat([self.start.to(rows.dtype).expand(len(rows), -1), rows], dim=1)
-
-
-def _with_averages(loaded: Loaded, config: ConvertConfig, sequences: _Sequences) -> Any:
+def _with_averages(loaded: Loaded, config: ConvertConfig, sequences: Sequences) -> Any:
     """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
     num_batches = math.ceil(config.average_samples / config.batch_size)
     rows = torch.cat([sequences.of_step(step) for step in range(num_batches)])[: config.average_samples]
@@ -206,7 +180,7 @@ class _Conversion:
         config: ConvertConfig,
         loaded: Loaded,
         student: Any,
-        sequences: _Sequences,
+        sequences: Sequences,
         folder: Path,
         resume: bool,
         on_progress: OnProgress | None,
@@ -227,6 +201,7 @@ class _Conversion:
         self.stages: list[dict[str, Any]] = []
         self.history: list[dict[str, Any]] = []
         self.layer_errors: list[dict[str, Any]] = []
+        self.losses: list[float] = []
         self.untouched: list[float] = []
 
     def run(self) -> None:
@@ -268,8 +243,9 @@ class _Conversion:
         def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
             if self.on_progress is not None:
                 phase = "matching layers" if stage == "layers" else "training the model"
-                self.on_progress(ProgressEvent(phase=phase, step=step, steps=steps, metrics=metrics))
+                self.on_progress(ProgressEvent(phase=phase, step=step, steps=steps, metrics=_name_loss(stage, metrics)))
 
+        held_out = HeldOutLoss(self.held_out, self.config.eval_steps, self.losses)
         trained = training.train(
             self.student,
             self.config.training_config(stage),
@@ -278,17 +254,17 @@ class _Conversion:
             count=count,
             folder=self.folder / stage,
             resume=self.resume,
-            watchers=[ValidationLoss(self.held_out, every=self.config.eval_steps)],
+            watchers=[held_out],
             on_progress=report,
             device="cpu" if self.teacher.device.type == "cpu" else None,
         )
-        self.history += [{"stage": stage, **row} for row in trained.history]
-        self.add_stage(stage, self.student, trained.steps, trained.seconds)
+        self.history += [{"stage": stage, **_name_loss(stage, row)} for row in trained.history]
+        self.add_stage(stage, self.student, trained.steps, trained.seconds, held_out.losses_at(trained.steps))
 
-    def add_stage(self, stage: str, model: Any, steps: int, seconds: float) -> None:
-        """Measure the loss of each held-out row, and the error of each layer."""
-        losses = row_losses(model, self.rows)
-        self.untouched = self.untouched or losses
+    def add_stage(self, stage: str, model: Any, steps: int, seconds: float, losses: list[float] | None = None) -> None:
+        """Measure the loss of each held-out row, unless it is known, and the error of each layer."""
+        losses = losses or row_losses(model, self.rows)
+        self.losses, self.untouched = losses, self.untouched or losses
         changes = [after - before for after, before in zip(losses, self.untouched, strict=True)]
         loss, change = fmean(losses), fmean(changes)
         sizes = [len(rows) for rows in self.held_out.values()]
@@ -340,19 +316,9 @@ class _Conversion:
         return ConvertResult(*tables, metadata, self.student, loaded.tokenizer)
 
 
-@torch.no_grad()
-def row_losses(model: Any, rows: Tensor) -> list[float]:
-    """Return the mean −log p of the tokens of each row (row, token) but the first, in nats."""
-    vocabulary = model.config.get_text_config().vocab_size
-    size = max(1, min(32, EVALUATION_LOGITS // (rows.shape[1] * vocabulary)))
-    losses: list[float] = []
-    with eval_mode(model):
-        for ids in rows.split(size):
-            batch = ids.to(model.device)
-            logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
-            pairs = zip(logits, batch[:, 1:], strict=True)
-            losses += [float(logits_cross_entropy(one[None], targets[None])) for one, targets in pairs]
-    return [loss / (rows.shape[1] - 1) for loss in losses]
+def _name_loss(stage: Stage, row: Mapping[str, float]) -> dict[str, float]:
+    """Return a row of training whose loss has the name of what it is: in the first stage the error of layers."""
+    return {"relative_error" if stage == "layers" and name == "loss" else name: row[name] for name in row}
 
 
 def _language_model_loss(model: Any, rows: Rows) -> Tensor:
