@@ -1,5 +1,6 @@
 """A work folder deletes only its own, is locked, and knows the run that it belongs to."""
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -46,6 +47,20 @@ def test_the_name_of_a_folder_above_does_not_matter(tmp_path: Path) -> None:
 def test_a_finished_run_leaves_nothing(tmp_path: Path) -> None:
     assert run(tmp_path / "a" / "b", fails=False) == []
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_whether_a_journal_alone_is_something_to_go_on_with(alone: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "w"
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        open_work_dir(folder, command="test", parts=PARTS, journal_alone=alone) as work,
+    ):
+        work.start({"seed": 1})
+        work.journal.add("entry", 1)
+        assert work.can_resume() == alone
+        raise KeyboardInterrupt
+    assert can_resume(folder, PARTS) == folder.exists() == alone
 
 
 def test_an_interrupted_run_stays_and_goes_on(tmp_path: Path) -> None:

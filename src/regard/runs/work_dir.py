@@ -38,6 +38,7 @@ class WorkDir:
     parts: tuple[str, ...]
     resume: bool
     products: tuple[str, ...] = ()
+    journal_alone: bool = True
     _journal: Journal | None = field(default=None, repr=False)
     _is_new: bool = field(default=False, repr=False)
 
@@ -126,7 +127,8 @@ class WorkDir:
 
     def _write_mark(self, identity: Mapping[str, Any]) -> None:
         parts = [*self.parts, *self.products]
-        mark = {"schema_version": SCHEMA_VERSION, "command": self.command, "parts": parts, "identity": identity}
+        about = {"command": self.command, "parts": parts, "journal_alone": self.journal_alone}
+        mark = {"schema_version": SCHEMA_VERSION, **about, "identity": identity}
         path = self.folder / UNFINISHED_MARK
         path.write_text(json.dumps(seal(mark), indent=1) + "\n", encoding="utf-8")
         path.replace(self.folder / MARK)
@@ -145,6 +147,7 @@ def open_work_dir(
     command: str,
     parts: Sequence[str],
     products: Sequence[str] = (),
+    journal_alone: bool = True,
     resume: bool = False,
     keep: bool = False,
 ) -> Iterator[WorkDir]:
@@ -154,16 +157,17 @@ def open_work_dir(
     it. Otherwise it goes, and an earlier run that `start` has set aside comes back.
 
     `folder` need not exist; None is for a temporary one. `parts` are names, or patterns, of the entries that the run
-    makes there and can go on with, `products` of the others. With `resume` it goes on with what an earlier one has
-    left, if anything. Raises UserError if the folder holds something else, or another process works in it.
+    makes there and can go on with, `products` of the others; `journal_alone`: it needs none of them beside its journal.
+    With `resume` it goes on with what an earlier one has left, if anything. Raises UserError if the folder holds
+    something else, or another process works in it.
     """
     if folder is None:
         if resume:
             raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
         with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
-            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products))
+            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products), journal_alone)
         return
-    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products))
+    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products), journal_alone)
     with contextlib.ExitStack() as stack:
         with raise_on_all_ranks(), readable_errors(work.folder):
             check_work_dir(work.folder, command)
@@ -240,10 +244,10 @@ def can_resume(folder: Path, parts: Sequence[str]) -> bool:
 
 
 def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
-    if not (folder / MARK).is_file():
+    mark, journal = folder / MARK, folder / JOURNAL
+    if not mark.is_file():
         return False
-    journal = folder / JOURNAL
-    if journal.is_file() and b"\n" in journal.read_bytes():
+    if read_json(mark).get("journal_alone", True) and journal.is_file() and b"\n" in journal.read_bytes():
         return True
     entries = [path for part in parts for path in folder.glob(part)]
     files = [(entry, path) for entry in entries for path in (entry, *entry.rglob("*")) if path.is_file()]

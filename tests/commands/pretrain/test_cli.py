@@ -47,6 +47,18 @@ def test_a_run_writes_its_folder_and_says_so(regard: Regard, prose: Path, tmp_pa
     assert not (tmp_path / "run.work").exists()
 
 
+def test_a_run_that_diverges_before_its_first_checkpoint_leaves_nothing(
+    regard: Regard, prose: Path, tmp_path: Path
+) -> None:
+    """There is nothing to go on with: its journal alone has the sinks of the untrained model."""
+    line = ("pretrain", "nano", *SMALL, "--data", prose, "--out", "run")
+    ended = regard(*line, "--learning-rate", 1e30)
+    assert ended.code == 2
+    assert "there is no saved state" in ended.complaint
+    assert not (tmp_path / "run.work").exists()
+    assert regard(*line).code == 0
+
+
 def test_the_file_that_a_run_has_written_is_a_recipe(regard: Regard, prose: Path, tmp_path: Path) -> None:
     assert regard("pretrain", *SMALL, "--data", prose, "--out", "one").code == 0
     ended = regard("pretrain", "--config", "one/results.json", "--seed", 1, "--out", "two")

@@ -124,7 +124,8 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
         if on_progress is not None:
             on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
 
-    with open_work_dir(work_dir, command="pretrain", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
+    options: dict[str, Any] = {"journal_alone": False, "resume": resume, "keep": keep_work_dir}
+    with open_work_dir(work_dir, command="pretrain", parts=PARTS, **options) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text, work)
