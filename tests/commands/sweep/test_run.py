@@ -70,6 +70,20 @@ def test_each_combination_is_there_once(names: list[str], rates: list[float], se
     assert {trial.fields["seconds"] for trial in trials} == {1.0}
 
 
+@pytest.mark.parametrize("chosen,sizes", [({}, [1024, None]), ({"vocab_size": 700}, [700, 700])])
+def test_another_tokenizer_than_the_presets_brings_its_own_vocabulary(
+    chosen: dict[str, Any], sizes: list[int | None]
+) -> None:
+    """As of `regard pretrain pico --tokenizer NAME`: 1,024 tokens are those of a tokenizer trained for pico."""
+    command = COMMANDS["pretrain"]()
+    fields = command.initial_fields("pico", None, chosen)
+    trials = make_trials(command, {"tokenizer": ["train", "other"]}, folder=Path("x"), fields=fields, seeds=[0])
+    assert [trial.fields["vocab_size"] for trial in trials] == sizes
+    vary = {"tokenizer": ["other"], "vocab_size": [800]}
+    (trial,) = make_trials(command, vary, folder=Path("x"), fields=fields, seeds=[0])
+    assert trial.fields["vocab_size"] == 800
+
+
 def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
     first = make_trials(FAKE, {"rate": [1.0]}, folder=Path("x"), fields={"name": "elu"}, seeds=[3])
     other = make_trials(FAKE, {"name": ["elu", "softmax"]}, folder=Path("y"), fields={"rate": 1.0}, seeds=[0, 3])
