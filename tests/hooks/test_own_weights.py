@@ -97,3 +97,32 @@ def test_the_parameters_of_a_module_learn(model: Any, batch: dict[str, Tensor]) 
 def test_weights_that_cannot_be_meant(function: Any, message: str, model: Any, batch: dict[str, Tensor]) -> None:
     with pytest.raises(UserError, match=message), regard.replacing(model, function):
         model(**batch)
+
+
+class OneArgument(nn.Module):
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "function,got",
+    [
+        (lambda scores: scores.softmax(-1), "<lambda>(scores)"),
+        (lambda scores, keep, more: scores, "<lambda>(scores, keep, more)"),
+        (OneArgument(), "OneArgument(scores: torch.Tensor) -> torch.Tensor"),
+    ],
+)
+def test_a_function_that_does_not_take_scores_and_mask_is_refused_at_once(function: Any, got: str, model: Any) -> None:
+    with pytest.raises(UserError) as refusal, regard.replacing(model, function):
+        pass
+    said = "attention: expected a function of scores and mask, (scores, keep) -> weights; got "
+    assert str(refusal.value) == said + got
+
+
+def test_functions_with_more_arguments_that_need_no_value(model: Any, batch: dict[str, Tensor]) -> None:
+    def tempered(scores: Tensor, keep: Tensor, *, temperature: float = 1.0) -> Tensor:
+        return softmax(scores / temperature, keep)
+
+    with torch.no_grad(), regard.replacing(model, tempered):
+        found = model(**batch).logits
+    torch.testing.assert_close(found[:, 4:], model(**batch).logits[:, 4:].detach())

@@ -120,6 +120,23 @@ class AttentionSpec:
         return asdict(self)
 
 
+def split_changes(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name of an attention and the changes behind it: of `sigmoid+window=8` sigmoid and window, 8.
+
+    Raises:
+        UserError: There is nothing of a change's name that could be changed.
+    """
+    name, *changes = text.split("+")
+    values: dict[str, Any] = {}
+    for change in changes:
+        field, _, value = change.partition("=")
+        if field not in AttentionSpec.__dataclass_fields__:
+            known = ", ".join(AttentionSpec.__dataclass_fields__)
+            raise UserError(f"attention: unknown change {field!r}; choose from {known}, such as sigmoid+window=8")
+        values[field] = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
+    return name, values
+
+
 def warn_of_idle(spec: AttentionSpec, name: str) -> None:
     """Warn of options of an attention, `name` for the reader, that change nothing."""
     if spec.idle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, Operation, relative_positions, visible_mask
-from regard.attention.spec import ATTENTIONS, AttentionSpec, warn_of_idle
+from regard.attention.spec import ATTENTIONS, AttentionSpec, split_changes, warn_of_idle
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
@@ -46,6 +47,8 @@ def override_attention(
 ) -> Iterator[OverriddenOperation]:
     """Let layers of a model compute another operation inside the block: see `regard.replacing`."""
     function = None if isinstance(attention, (AttentionSpec, str)) else attention
+    if function is not None:
+        _check_takes_scores_and_mask(function)
     spec = AttentionSpec(backend="materialised") if callable(attention) else parse_attention(attention)
     all_layers = find_attention_layers(model)
     check_computes_softmax(model, all_layers)
@@ -59,6 +62,21 @@ def override_attention(
         finally:
             for module in operations:
                 vars(module).pop(OVERRIDE, None)
+
+
+def _check_takes_scores_and_mask(function: Weigh) -> None:
+    """Raise a UserError for a function that cannot be called with scores and mask."""
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):
+        return  # of something built in, which does not say what it takes
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UserError(
+            f"attention: expected a function of scores and mask, (scores, keep) -> weights; got {name}{signature}"
+        ) from None
 
 
 def make_operations(
@@ -87,7 +105,7 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
     if isinstance(attention, AttentionSpec):
         spec = attention
     else:
-        name, *changes = attention.split("+")
+        name, changes = split_changes(attention)
         if name in SOURCES:
             raise UserError(
                 f"attention: {attention!r} is of single heads, which are named: regard.replacing(model, {name!r}, "
@@ -95,21 +113,11 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
             )
         if name not in ATTENTIONS:
             raise UserError(f"attention: expected {_describe_allowed()}; got {attention!r}")
-        pairs = [change.partition("=") for change in changes]
-        fields = AttentionSpec().to_dict()
-        if unknown := [field for field, _, _ in pairs if field not in fields]:
-            raise UserError(
-                f"attention: unknown change {unknown[0]!r}; choose from {', '.join(fields)}, such as sigmoid+window=8"
-            )
-        spec = ATTENTIONS[name].changed(**{field: _parse_value(value) for field, _, value in pairs})
+        spec = ATTENTIONS[name].changed(**changes)
     warn_of_idle(spec, attention if isinstance(attention, str) else "the attention")
     if obstacle := _obstacle(spec):
         raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_describe_allowed()}")
     return spec
-
-
-def _parse_value(text: str) -> Any:
-    return int(text) if text.isdecimal() else {"true": True, "false": False}.get(text, text)
 
 
 def _obstacle(spec: AttentionSpec) -> str | None:

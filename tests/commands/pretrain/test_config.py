@@ -44,10 +44,28 @@ def test_every_attention_can_be_asked_for(name: str) -> None:
     assert isinstance(chosen.spec, AttentionSpec)
 
 
+def test_an_attention_may_have_changes_behind_its_name() -> None:
+    window = preset_config("nano", attention="softmax+window=8")
+    assert window.spec == preset_config("nano", window=8).spec == AttentionSpec(window=8)
+    assert preset_config("nano", attention="softmax+window=8", window=8).spec == window.spec
+    assert preset_config("nano", attention="softmax+window=8", positions="alibi").spec.positions == "alibi"
+    gated = preset_config("nano", attention="sigmoid+gate=true+top_k=4")
+    assert gated.spec == AttentionSpec(weighting="sigmoid", gate=True, top_k=4)
+    prefix = preset_config("nano", attention="softmax+prefix=3")
+    assert prefix.uncounted(training=True) == preset_config("nano", prefix=3).uncounted(training=True) == (0, 1, 2)
+
+
 @pytest.mark.parametrize(
     "changes, said",
     [
         ({"attention": "foo"}, "attention: expected one of softmax"),
+        ({"attention": "foo+window=8"}, "attention: expected one of softmax"),
+        ({"attention": "softmax+width=8"}, "attention: unknown change 'width'; choose from weighting"),
+        ({"attention": "softmax+window=64"}, "window: expected fewer tokens than the length 64, to hide some, got 64"),
+        (
+            {"attention": "softmax+window=8", "window": 16},
+            "window: expected one value, got 8 in softmax+window=8 and 16",
+        ),
         ({"positions": "foo"}, "unknown positions 'foo'; choose one of rotary"),
         ({"ffn": "foo"}, "ffn: expected one of swiglu"),
         ({"norm": 1}, "norm: expected one of pre, post, got 1"),

@@ -30,7 +30,9 @@ class PretrainConfig(Config):
     command: ClassVar[str] = "pretrain"
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps", "trackers"})
 
-    attention: str = config_field("softmax", "operation, one of `regard.attention.spec.ATTENTIONS`")
+    attention: str = config_field(
+        "softmax", "operation, one of `regard.attention.spec.ATTENTIONS`, with changes as in softmax+top_k=4"
+    )
     positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
     window: int | None = config_field(None, "keys that a query sees, its own included")
     prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", minimum=0)
@@ -86,7 +88,7 @@ class PretrainConfig(Config):
     )
 
     def check(self) -> None:
-        _ = self.spec
+        spec = self.spec
         heads, kv_heads, length = self.num_heads, self.num_kv_heads, self.length
         width, is_rotary = self.hidden_size // heads, self.positions == "rotary"
         warmup, steps, fixed = self.warmup_steps, self.max_steps, self.fixed_token or 0
@@ -99,11 +101,11 @@ class PretrainConfig(Config):
             ("data", not self.data, "at least one source of text", "none"),
             (
                 "window",
-                (self.window or 0) >= length,
+                (spec.window or 0) >= length,
                 f"fewer tokens than the length {length}, to hide some",
-                self.window,
+                spec.window,
             ),
-            ("prefix", self.prefix >= length, f"fewer tokens than the length {length}", self.prefix),
+            ("prefix", spec.prefix >= length, f"fewer tokens than the length {length}", spec.prefix),
             ("fixed-token", fixed >= length, f"a position below the length {length}", fixed),
             ("random-tokens", not 0 <= first < end <= length, f"A:B with 0 ≤ A < B ≤ {length}", f"{first}:{end}"),
         ):
@@ -115,7 +117,7 @@ class PretrainConfig(Config):
 
     def uncounted(self, *, training: bool) -> tuple[int, ...]:
         """Return the positions whose tokens are no targets: of the prefix, and what replaces tokens of the text."""
-        positions = set(range(self.prefix))
+        positions = set(range(self.spec.prefix))
         if training and self.random_tokens is not None:
             positions |= set(range(*self.random_tokens))
         if self.fixed_token is not None:
@@ -124,12 +126,16 @@ class PretrainConfig(Config):
 
     @property
     def spec(self) -> AttentionSpec:
-        """The attention with its positions, window, prefix and backend."""
-        from regard.attention.spec import ATTENTIONS
+        """The attention with its positions, window, prefix and backend, each stated once."""
+        from regard.attention.spec import ATTENTIONS, AttentionSpec, split_changes
 
-        check_choice("attention", self.attention, ATTENTIONS)
-        changes = {name: getattr(self, name) for name in ("positions", "window", "prefix", "backend")}
-        return ATTENTIONS[self.attention].changed(**changes)
+        name, changes = split_changes(self.attention)
+        check_choice("attention", name, ATTENTIONS)
+        for field in ("positions", "window", "prefix", "backend"):
+            value = getattr(self, field)
+            if value != getattr(AttentionSpec(), field) and changes.setdefault(field, value) != value:
+                raise UserError(f"{field}: expected one value, got {changes[field]} in {self.attention} and {value}")
+        return ATTENTIONS[name].changed(**changes)
 
     def model_config(self, vocab_size: int, **tokens: Any) -> RegardConfig:
         """Return the configuration of the model; `tokens` are the ids of its special tokens by their names."""
