@@ -91,6 +91,38 @@ def test_what_no_row_selects_goes_and_the_loss_is_measured(family: str, merge: b
     assert len(adapters.merged) == merge
 
 
+@pytest.mark.parametrize("name", ["XLM", "Flaubert", "GPT2"])
+def test_batches_weigh_as_many_labels_as_the_models_own_loss_has(name: str) -> None:
+    """XLM and Flaubert score each token against its own label, the first too; others against that of the next.
+
+    So do they as decoders, which count among the models that write text.
+    """
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    if name != "GPT2":
+        sizes = {"emb_dim": 16, "n_layers": 1, "n_heads": 2, "max_position_embeddings": 16}
+        sizes |= {"causal": True, "is_decoder": True, "n_langs": 1, "pad_index": 0}
+    head = "GPT2LMHeadModel" if name == "GPT2" else f"{name}WithLMHeadModel"
+    model = getattr(transformers, head)(getattr(transformers, f"{name}Config")(vocab_size=30, **sizes)).eval()
+    adapters = SharedAdapters(model, r=2)
+    adapters.add_adapter("task")
+    fill(adapters)
+    ids = torch.randint(3, 30, (5, 7), generator=torch.Generator().manual_seed(1))
+    given = [{"input_ids": part, "labels": part.clone()} for part in ids.split(3)]
+    given[0]["labels"][:, 2:5] = -100
+    given[1]["labels"][:, 0] = -100
+    sums, counts = 0.0, 0
+    for batch in given:
+        with torch.no_grad():
+            scores = adapters(input_ids=batch["input_ids"]).logits.double()
+        labels = batch["labels"]
+        if name == "GPT2":
+            scores, labels = scores[:, :-1], labels[:, 1:]
+        sums += float(torch.nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten(), reduction="sum"))
+        counts += int((labels != -100).sum())
+    assert adapters.prune(given).loss_before == pytest.approx(sums / counts, rel=1e-5)
+
+
 def test_a_loss_of_ones_own_is_used() -> None:
     adapters = ignored("bert")
     seen: list[int] = []

@@ -363,11 +363,16 @@ class SharedAdapters(AdapterModel):
         return total / num_losses
 
 
+_UNSHIFTED = ("cpmant", "flaubert", "xlm", "xlnet")
+"""Types of models whose own loss scores each token against the label at its own place, the first as well."""
+
+
 def _count_losses(model: Any, labels: Any, *, num_rows: int) -> int:
     """Return how many losses a model's own is the mean of: those of tokens with a label, or of rows."""
     if not isinstance(labels, Tensor) or labels.is_floating_point():
         return num_rows
-    if labels.dim() == 2 and is_language_model(model) and not model.config.is_encoder_decoder:
+    is_shifted = getattr(model.config, "model_type", "") not in _UNSHIFTED
+    if labels.dim() == 2 and is_shifted and is_language_model(model) and not model.config.is_encoder_decoder:
         labels = labels[:, 1:]  # the first token is predicted from nothing
     return int((labels != IGNORE_INDEX).sum())
 
