@@ -4,6 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,26 @@ def test_micro_batches_do_not_matter(size: int) -> None:
     for one, other in zip(whole.parameters(), split.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert [row["loss"] for row in first.history] == pytest.approx([row["loss"] for row in second.history], rel=1e-12)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_modules_have_their_modes_back(fails: bool) -> None:
+    """Of a model in evaluation mode, one part of which was in training mode; all of it trains in between."""
+    model = net(dropout=0.5).eval()
+    part = next(module for module in model.modules() if isinstance(module, nn.Dropout))
+    part.train()
+    before, seen = [module.training for module in model.modules()], []
+
+    def noting(model: nn.Module, rows: Mapping[str, Tensor]) -> Tensor:
+        seen.append(all(module.training for module in model.modules()))
+        if fails:
+            raise KeyError
+        return loss(model, rows)
+
+    with pytest.raises(KeyError) if fails else nullcontext():
+        trained(model, replace(PLAN, max_steps=1, warmup_steps=0), loss=noting)
+    assert seen == [True]
+    assert [module.training for module in model.modules()] == before
 
 
 def test_dropout_is_of_the_step() -> None:

@@ -101,7 +101,7 @@ def train(
     trim: Callable[[Rows], Rows] | None = None,
     device: str | None = None,
 ) -> TrainResult:
-    """Train a model in place.
+    """Train a model in place, in training mode; afterwards its modules have the modes that they had.
 
     The gradient of a step is Σ loss / Σ count over the batch, however it is split; only dropout depends on the split.
     On one CPU process, a run that was killed and resumed is bit for bit the run that was not.
@@ -137,9 +137,20 @@ def train(
         batches = BatchLoader(batch, placed, plan, trim)
         run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct)
         progress = _restore_progress(run, resume)
-        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)):
+        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), _modes_restored(model):
             _take_steps(run, progress)
     return TrainResult(progress.history, progress.seconds, progress.step)
+
+
+@contextlib.contextmanager
+def _modes_restored(model: nn.Module) -> Iterator[None]:
+    """Give every module the mode back at the end that it has now."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _take_steps(run: _Run, progress: _Progress) -> None:
