@@ -146,8 +146,8 @@ def route_permanently(model: nn.Module) -> None:
     """
     if find_intercepted(model):
         raise UserError(
-            "cannot replace heads of this model for good: it does not call its attention through "
-            "Transformers' AttentionInterface; use regard.hooks.replacing"
+            "cannot replace heads of this model for good: it does not call its attention through Transformers' "
+            "AttentionInterface, and its calls are intercepted only while a block lasts; use regard.replacing"
         )
     for target, name, value in _routing_attributes(model):
         setattr(target, name, value)

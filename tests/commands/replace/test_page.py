@@ -63,6 +63,18 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
         np.testing.assert_allclose([point[key] for point in found], expected[column], rtol=1e-5)
 
 
+def test_the_page_says_what_no_seed_varies(parsed: Parsed) -> None:
+    said = "They are of the probes alone: gates were trained once, with seed 0."
+    assert said in parsed.text
+    scores = TABLES[0].replace({"rank_heads_by": {"lambda": "input-dependence"}})
+    assert "trained once" not in Parsed(replace_page(scores, *TABLES[1:], replaced_run.matrices())).text
+    trained = TABLES[0].replace({"constants": {"identity": "average-init"}})
+    assert (
+        said.replace("gates", "gates and trained constants")
+        in Parsed(replace_page(trained, *TABLES[1:], replaced_run.matrices())).text
+    )
+
+
 def test_a_line_for_each_source_and_each_order(parsed: Parsed) -> None:
     assert {point["series"] for point in parsed.data["panels"]["scores"][0]["points"]} == {"average", "identity"}
     assert {point["series"] for point in parsed.data["panels"]["orders"][0]["points"]} == {"lambda", "random"}

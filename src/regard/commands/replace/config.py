@@ -12,6 +12,8 @@ TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 AVERAGED = ("average", "average-init")
 """Sources that read averages; the others need only their shape."""
 RANKINGS = ("lambda", "input-dependence", "output-norm", "first-layers", "last-layers", "random", "reversed")
+GATED = ("lambda", "reversed")
+"""The rankings of which gates are trained."""
 OF_PLACE = ("first-layers", "last-layers", "random")  # rankings that read no averages
 FRACTIONS = (1.0, 1 / 2, 1 / 8, 1 / 16, 0.0)
 LANGUAGE_MODEL = "lm"

@@ -9,6 +9,7 @@ import pandas as pd
 from torch import Tensor
 
 from regard.commands.replace import charts, words
+from regard.commands.replace.config import GATED, TRAINED
 from regard.commands.replace.scores import (
     ATTENTION,
     GROUP,
@@ -103,7 +104,7 @@ def _interval(low: float, high: float) -> str:
 
 def _scores(outcome: Outcome, majority: float | None) -> list[Section]:
     has_bars = outcome.scores["seed"].nunique() > 1 or outcome.units != "seeds"
-    bars = f"Bars: 95 % intervals over {outcome.units} (Student’s t). " if has_bars else ""
+    bars = f"Bars: 95 % intervals over {outcome.units} (Student’s t). {_trained_once(outcome)}" if has_bars else ""
     description = (
         f"{bars}From the original model (left) to all heads constant (right); head ranking “{outcome.ranking}”."
     )
@@ -117,6 +118,19 @@ def _scores(outcome: Outcome, majority: float | None) -> list[Section]:
         _sources(outcome, majority),
         Section("orders", "Head rankings", [Panels(orders, "orders")], f"{bars}Constants “{outcome.constants}”."),
     ]
+
+
+def _trained_once(outcome: Outcome) -> str:
+    """Say what no seed varies, of scores of probes: what was trained before them; empty if nothing was."""
+    scores = outcome.scores
+    parts = (
+        ("gates", scores["rank_heads_by"].isin(list(GATED))),
+        ("trained constants", scores["constants"].isin(list(TRAINED))),
+    )
+    names = [name for name, rows in parts if rows.any()]
+    if not names or scores["seed"].nunique() < 2:
+        return ""
+    return f"They are of the probes alone: {' and '.join(names)} were trained once, with seed 0. "
 
 
 def _drops_table(outcome: Outcome) -> Table:
