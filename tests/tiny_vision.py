@@ -82,3 +82,24 @@ def make_tokenizer(*, names_image: bool = True) -> Any:
     named = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     extra = {"image_token": "<image>"} if names_image else {}
     return tf.PreTrainedTokenizerFast(tokenizer_object=backend, extra_special_tokens=extra, **named)
+
+
+def make_captioner(folder: Path, decoder: str = "roberta") -> None:
+    """Write a decoder of text behind a vision transformer, with an image processor and a tokenizer, no processor."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": len(WORDS)}
+    text: Any
+    if decoder == "roberta":
+        text = tf.RobertaConfig(
+            **sizes, intermediate_size=16, max_position_embeddings=34, pad_token_id=0, initializer_range=0.4,
+            is_decoder=True, add_cross_attention=True,
+        )  # fmt: skip
+    else:
+        text = tf.GPT2Config(**sizes, n_positions=32, bos_token_id=1, eos_token_id=2, add_cross_attention=True)
+    config = tf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        tf.ViTConfig(**SIZES, num_hidden_layers=2, initializer_range=0.4), text
+    )
+    config.decoder_start_token_id, config.pad_token_id = 2, 0
+    tf.VisionEncoderDecoderModel(config).save_pretrained(folder)
+    tf.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(folder)
+    make_tokenizer(names_image=False).save_pretrained(folder)

@@ -1,5 +1,6 @@
 """What a model is passed to read text."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,6 +35,20 @@ def decoder_start(model: Any) -> int:
         if token is not None:
             return int(token)
     raise UserError(f"cannot measure {type(model).__name__}: its configuration has no decoder_start_token_id")
+
+
+def find_first_token(inputs: Mapping[str, Any]) -> int | None:
+    """Return the token with which a decoder behind an encoder begins in a forward of these arguments; None if none."""
+    ids = inputs.get("decoder_input_ids")
+    return int(ids[0, 0]) if isinstance(ids, Tensor) and ids.ndim == 2 and ids.numel() else None
+
+
+def describe_decoder_start(token: int | None, tokenizer: Any | None) -> dict[str, Any]:
+    """Return what a record says of the first token of a decoder; nothing without one."""
+    if token is None:
+        return {}
+    text = None if tokenizer is None else tokenizer.convert_ids_to_tokens(token)
+    return {"decoder_start_token": {"id": token, "token": text}}
 
 
 def find_decoder_start(model: Any) -> int | None:

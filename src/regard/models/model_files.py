@@ -101,9 +101,14 @@ def find_weight_files(folder: Path, name: str) -> list[Path]:
     return files
 
 
+def has_tokenizer_files(folder: Path) -> bool:
+    """Return whether the folder holds a tokenizer; without one Transformers would make an empty one up."""
+    return any(file for pattern in _TOKENIZERS for file in folder.glob(pattern))
+
+
 def check_tokenizer_files(folder: Path, name: str) -> None:
-    """Check that the folder holds a tokenizer; without one Transformers would make an empty one up."""
-    if not any(file for pattern in _TOKENIZERS for file in folder.glob(pattern)):
+    """Check that the folder holds a tokenizer."""
+    if not has_tokenizer_files(folder):
         expected = "tokenizer.json or a vocabulary beside config.json"
         raise UserError(f"model: '{name}' has no tokenizer; expected {expected}, found {_listing(folder)}")
 

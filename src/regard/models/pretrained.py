@@ -11,14 +11,10 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
-    AutoModelForImageClassification,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -32,17 +28,21 @@ from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
-from regard.models.processors import Kind, load_processor
+from regard.models.processors import Kind, load_decoder_tokenizer, load_processor
 from regard.runs.integrity import sha256_of_file
 from regard.runs.model_type import original_type
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-_WITH_HEAD = (
-    *(AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoModelForSequenceClassification),
-    *(AutoModelForTokenClassification, AutoModelForQuestionAnswering, AutoModelForMultipleChoice),
-    AutoModelForImageClassification,
+_HEAD_NAMES = (
+    *("CausalLM", "MaskedLM", "Seq2SeqLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
+    *("MultipleChoice", "ImageClassification", "ImageTextToText", "SpeechSeq2Seq", "MultimodalLM", "DepthEstimation"),
+    *("ObjectDetection", "SemanticSegmentation", "UniversalSegmentation", "PoseEstimation", "PreTraining"),
 )
+_WITH_HEAD = tuple(
+    getattr(modeling_auto, name) for head in _HEAD_NAMES if hasattr(modeling_auto, name := f"AutoModelFor{head}")
+)
+"""Auto classes for the types that have no model without a head (TrOCR, Depth Anything); not all are in all releases."""
 _MODEL_TYPES = {"regard-replaced": "regard.hooks.replaced_model"}
 """Model types of ours above this package, and what makes them known to Transformers."""
 _SAPT = "sapt"
@@ -148,7 +148,9 @@ def load(
             kind: Kind = "images" if images else "audio"
             processor = load_processor(folder, name, kind, trust_remote_code=trust_remote_code)
         tokenizer: Any = getattr(processor, "tokenizer", None)
-        if processor is None:
+        if processor is not None and tokenizer is None:
+            tokenizer = load_decoder_tokenizer(folder, name, config, trust_remote_code=trust_remote_code)
+        elif processor is None:
             check_tokenizer_files(folder, name)
             with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
                 tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)

@@ -13,6 +13,7 @@ from transformers import (
     AutoFeatureExtractor,
     AutoImageProcessor,
     AutoProcessor,
+    AutoTokenizer,
     PreTrainedModel,
     SequenceFeatureExtractor,
 )
@@ -21,7 +22,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
 from regard.models.inputs import decoder_start, text_configs
-from regard.models.model_files import Loaded, as_user_error
+from regard.models.model_files import Loaded, as_user_error, has_tokenizer_files
 
 Kind = Literal["images", "audio"]
 """What is read in the place of text: the name of the option."""
@@ -53,13 +54,21 @@ def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bo
     return processor
 
 
+def load_decoder_tokenizer(folder: Path, name: str, config: Any, *, trust_remote_code: bool) -> Any:
+    """Return the tokenizer that stands beside a processor, for the decoder of an encoder–decoder; None without one."""
+    if not config.is_encoder_decoder or not has_tokenizer_files(folder):
+        return None
+    with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
 def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Loaded:
     """Return a model with its processor, of a model in Python, or of what `load` returned. Raises UserError."""
+    tokenizer = getattr(processor, "tokenizer", None)
     if isinstance(model, Loaded) and processor is None:
-        processor = model.processor
+        processor, tokenizer = model.processor, model.tokenizer
     if not _has_part(processor, kind):
         raise UserError(f"{kind}: a model needs its {_NAMES[kind]}, got {type(processor).__name__}: {call}")
-    tokenizer = getattr(processor, "tokenizer", None)
     if isinstance(model, Loaded):
         return replace(model, tokenizer=tokenizer, processor=processor)
     plain = peft_adapters.unwrap_peft(model, merge=False)
@@ -97,7 +106,7 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
     """Yield the forms in which processors take images, and text that says where they stand, most common first."""
     processor = loaded.processor
     forms = [list(images)] if len(images) == 1 else [list(images), [[image] for image in images]]
-    if not reads_text(loaded, "images"):
+    if not reads_text(loaded, "images") or _decodes_images(loaded.model):
         yield {"images": forms[0]}
         return
     chat = _chat(processor, "image", prompt)
@@ -133,6 +142,12 @@ def reads_text(loaded: Loaded, kind: Kind) -> bool:
         return bool(loaded.model.config.is_encoder_decoder) or reads_text_beside(loaded)
     names = inspect.signature(loaded.model.forward).parameters
     return "pixel_values" not in names or bool(names.keys() & {"input_ids", "decoder_input_ids"})
+
+
+def _decodes_images(model: PreTrainedModel) -> bool:
+    """Return whether text is read by a decoder behind an encoder of images alone (TrOCR, Donut, captions)."""
+    names = inspect.signature(model.forward).parameters.keys()
+    return {"pixel_values", "decoder_input_ids"} <= names and "input_ids" not in names
 
 
 def check_reads_text(loaded: Loaded, kind: Kind, prompt: str) -> None:

@@ -24,7 +24,7 @@ from regard.hooks.layers import eval_no_grad
 from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS
 from regard.hooks.perturbation import PairedSpread
-from regard.models.inputs import text_inputs
+from regard.models.inputs import describe_decoder_start, find_first_token, text_inputs
 from regard.models.processors import check_reads_text
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
@@ -117,7 +117,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)
             batches = _make_batches(loaded, sources, indices, config)
-            _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
+            start = _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
@@ -132,7 +132,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     metadata = describe_run(
         config.replace(batch_size=batch_size),
         model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        data=_describe_data(sources, texts, config, loaded),
+        data=_describe_data(sources, texts, config, loaded) | describe_decoder_start(start, loaded.tokenizer),
         cost={**cost, "batch_size": batch_size},
     )
     if media is None:
@@ -250,10 +250,12 @@ def _run_batches(
     num_samples: int,
     perturbation: Perturbation | None,
     on_progress: OnProgress | None,
-) -> None:
-    done = 0
+) -> int | None:
+    """Run all batches; return the token with which a decoder behind an encoder begins, None without one."""
+    done, start = 0, None
     for number, (inputs, indices) in enumerate(batches):
         try:
+            start = find_first_token(inputs) if start is None else start
             output = model(**inputs)[0]
             if perturbation is not None:
                 perturbation.run(observer, inputs, indices)
@@ -277,6 +279,7 @@ def _run_batches(
         done += len(indices)
         if on_progress is not None:
             on_progress(ProgressEvent(phase="measuring", step=done, steps=num_samples))
+    return start
 
 
 def _num_layers(model: Any) -> int | None:
