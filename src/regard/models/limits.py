@@ -1,5 +1,6 @@
 """The maximum sequence length of a model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -22,14 +23,7 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
     nothing breaks beyond it, but no such position was trained. Without that field (T5) it is the tokenizer's length.
     Tables of a tower that reads images or sounds say nothing of tokens.
     """
-    named = dict(model.named_modules())
-    towers = [f"{name}." for name, module in named.items() if name and reads_no_tokens(module)]
-    tables = [
-        _count_positions(module)
-        for name, module in named.items()
-        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
-        if not name.startswith(tuple(towers))
-    ]
+    tables = count_positions(model)
     config: Any = text_configs(model)[-1]
     trained: int | None = getattr(config, "max_position_embeddings", None)
     if tables and isinstance(config, RegardConfig):
@@ -40,6 +34,27 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
         return trained
     stated = int(tokenizer.model_max_length)
     return stated if stated < _UNLIMITED else None
+
+
+def count_positions(model: nn.Module) -> list[int]:
+    """Return how many tokens each table of learned positions has rows for; those of images and sounds are left out."""
+    named = dict(model.named_modules())
+    towers = [f"{name}." for name, module in named.items() if name and reads_no_tokens(module)]
+    return [
+        _count_positions(module)
+        for name, module in named.items()
+        if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
+        if not name.startswith(tuple(towers))
+    ]
+
+
+def check_prompt(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Raise a UserError if tokens beside images or sounds are more than the model has learned positions for."""
+    lengths = [inputs[name].shape[-1] for name in ("input_ids", "decoder_input_ids") if name in inputs]
+    limit = max(count_positions(model), default=None)
+    if limit is not None and max(lengths, default=0) > limit:
+        all_of_them = f"with those that are added to it, the most that {type(model).__name__} has positions for"
+        raise UserError(f"prompt: expected at most {limit} tokens {all_of_them}; got {max(lengths)}")
 
 
 def check_length(length: int, model: nn.Module, tokenizer: Any) -> None:

@@ -22,6 +22,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
 from regard.models.inputs import decoder_start, text_configs
+from regard.models.limits import check_prompt
 from regard.models.model_files import Loaded, as_user_error, has_tokenizer_files
 
 Kind = Literal["images", "audio"]
@@ -81,7 +82,7 @@ def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Load
 def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str, Any]:
     """Return the arguments of a forward over images, each with the prompt if the model reads text. Raises UserError."""
     inputs = _first_that_works(loaded, _processor_arguments(loaded, images, prompt), "images", len(images))
-    return inputs | _decoder_inputs(loaded, prompt, inputs, len(images))
+    return _with_decoder(loaded, prompt, inputs, len(images))
 
 
 def _first_that_works(loaded: Loaded, forms: Iterable[dict[str, Any]], kind: Kind, count: int) -> dict[str, Any]:
@@ -173,11 +174,18 @@ def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str,
         if any(inputs[name].shape[1:] != alone[name].shape[1:] for name in inputs if isinstance(inputs[name], Tensor)):
             name = type(loaded.model).__name__
             raise UserError(f"audio: {name} takes no mask of padding; use --batch-size 1 for sounds of several lengths")
-    return inputs | _decoder_inputs(loaded, prompt, inputs, len(clips))
+    return _with_decoder(loaded, prompt, inputs, len(clips))
+
+
+def _with_decoder(loaded: Loaded, prompt: str, inputs: dict[str, Any], count: int) -> dict[str, Any]:
+    """Add what a decoder reads behind an encoder. UserError if the tokens of all are too many."""
+    inputs = inputs | _decoder_inputs(loaded, prompt, inputs, count)
+    check_prompt(loaded.model, inputs)
+    return inputs
 
 
 def _decoder_inputs(loaded: Loaded, prompt: str, inputs: Mapping[str, Any], count: int) -> dict[str, Tensor]:
-    """Return what a decoder reads behind an encoder, its start token and the prompt, if the processor gives nothing."""
+    """Return its start token and the prompt, if the processor gives nothing."""
     model = loaded.model
     is_encoder_decoder = any(config.is_encoder_decoder for config in text_configs(model))
     if not is_encoder_decoder or "decoder_input_ids" in inputs:

@@ -12,8 +12,9 @@ from PIL import Image
 import regard
 from regard import models
 from regard.commands.measure.result import MeasureResult
+from regard.errors import UserError
 from tests.tiny_audio import RATE, make_tones, make_wav2vec2
-from tests.tiny_vision import SIZES, WORDS, make_captioner, make_photos, make_tokenizer
+from tests.tiny_vision import SIZES, WORDS, make_captioner, make_clip, make_photos, make_tokenizer
 
 
 @pytest.mark.parametrize("decoder", ["roberta", "gpt2"])
@@ -93,3 +94,19 @@ def test_a_model_of_depth_without_a_headless_class_loads_by_its_folder(tmp_path:
     transformers.ViTImageProcessorPil(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
     result = regard.measure(str(tmp_path), images=[Image.new("RGB", (16, 16))], statistics="column_mass")
     assert len(result.frame("column_mass").dropna(subset=["layer", "head", "position"])) == 2 * 4 * 17
+
+
+@pytest.mark.parametrize("kind, limit", [("clip", 32), ("roberta", 33), ("gpt2", 32)])
+def test_a_prompt_longer_than_the_positions_of_a_model(kind: str, limit: int, tmp_path: Path) -> None:
+    """RoBERTa has a row for padding, id 0, before the first position."""
+    if kind == "clip":
+        make_clip(tmp_path)
+    else:
+        make_captioner(tmp_path, kind)
+    images, longest = [Image.new("RGB", (16, 16))], "birds " * (limit - 1)
+    regard.measure(str(tmp_path), images=images, prompt=longest, statistics="entropy")
+    expected = rf"prompt: expected at most {limit} tokens .*has positions for; got {limit + 1}"
+    with pytest.raises(UserError, match=expected):
+        regard.measure(str(tmp_path), images=images, prompt=f"{longest} birds", statistics="entropy")
+    with pytest.raises(UserError, match=expected):
+        regard.look(str(tmp_path), image=images[0], prompt=f"{longest} birds")
