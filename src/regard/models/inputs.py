@@ -1,5 +1,6 @@
 """What a model is passed to read text."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from regard.errors import UserError
 
 def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
     """Return the arguments of a forward; an encoder–decoder reads it on both sides, the decoder behind its start."""
+    check_decoder(model)
     inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": torch.ones_like(input_ids)}
     if model.config.is_encoder_decoder:
         start = input_ids.new_full((len(input_ids), 1), decoder_start(model))
@@ -18,6 +20,13 @@ def text_inputs(model: Any, input_ids: Tensor) -> dict[str, Any]:
     if hasattr(model.config, "use_cache"):
         inputs["use_cache"] = False
     return inputs
+
+
+def check_decoder(model: Any) -> None:
+    """Raise a UserError if the decoder of a model reads something else than tokens, as SpeechT5's may."""
+    if "decoder_input_values" in inspect.signature(model.forward).parameters:
+        expected = "an encoder–decoder whose decoder reads tokens, as SpeechT5ForSpeechToText"
+        raise UserError(f"model: expected {expected}; that of {type(model).__name__} reads spectrograms")
 
 
 def text_configs(model: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
+    AutoModelForSpeechSeq2Seq,
     AutoTokenizer,
     GenerationConfig,
 )
@@ -314,6 +315,8 @@ def select_auto_class(config: Any) -> Any:
     auto_map = getattr(config, "auto_map", None)
     if auto_map is not None:
         return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
+    if original_type(config) == "speecht5" and (config.architectures or [""])[0].endswith("ForSpeechToText"):
+        return AutoModelForSpeechSeq2Seq  # without its head it has no layers that read sounds
     return next((auto for auto in (AutoModel, *_WITH_HEAD) if type(config) in auto._model_mapping), AutoModel)
 
 

@@ -21,7 +21,7 @@ from transformers.image_processing_utils import BaseImageProcessor
 
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
-from regard.models.inputs import decoder_start, text_configs
+from regard.models.inputs import check_decoder, decoder_start, text_configs
 from regard.models.limits import check_prompt
 from regard.models.model_files import Loaded, as_user_error, has_tokenizer_files
 
@@ -167,6 +167,7 @@ def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str,
 
     A decoder reads its start token and the prompt. Sounds of different lengths need a mask, or one length of features.
     """
+    check_decoder(loaded.model)
     inputs = _first_that_works(loaded, _audio_arguments(loaded, clips, prompt), "audio", len(clips))
     shortest = min(clips, key=len)
     if len(shortest) < max(map(len, clips)) and not any(name.endswith("attention_mask") for name in inputs):
@@ -193,6 +194,9 @@ def _decoder_inputs(loaded: Loaded, prompt: str, inputs: Mapping[str, Any], coun
     if "input_ids" in inputs and "decoder_input_ids" not in inspect.signature(model.forward).parameters:
         return {}
     words = [] if loaded.tokenizer is None else loaded.tokenizer.encode(prompt, add_special_tokens=False)
+    if loaded.tokenizer is not None and prompt.strip() and not words:
+        got = f"{type(loaded.tokenizer).__name__}, whose vocabulary has {len(loaded.tokenizer)}, makes none"
+        raise UserError(f"tokenizer: expected one that makes tokens of the prompt {prompt!r}; {got}")
     ids = torch.tensor([[decoder_start(model), *words]] * count)
     return {"decoder_input_ids": ids.to(model.device)}
 

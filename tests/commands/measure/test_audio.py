@@ -17,6 +17,7 @@ from regard.data.sounds import Sounds
 from regard.errors import UserError
 from regard.models import processors
 from tests.tiny_audio import RATE, make_qwen_audio, make_tones, make_wav2vec2, make_whisper
+from tests.tiny_vision import make_tokenizer
 
 Regard = Callable[..., Any]
 SECONDS = (0.3, 0.2, 0.25)
@@ -66,16 +67,50 @@ def test_a_feature_extractor_alone_reads_for_an_encoder_decoder(folder: Path) ->
     assert set(result.frame("column_mass")["site"]) == {"encoder", "decoder", "cross"}
 
 
-def test_an_extractor_that_calls_sounds_by_another_name() -> None:
-    """SpeechT5's takes `audio`, EnCodec's `raw_audio`."""
+def speecht5_config() -> Any:
     sizes = {"hidden_size": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "speech_decoder_prenet_units": 16}
     layers = {f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads")}
     front = {"conv_dim": (8, 8), "conv_stride": (20, 16), "conv_kernel": (20, 16), "num_conv_pos_embedding_groups": 2}
-    config = transformers.SpeechT5Config(vocab_size=20, **sizes, **layers, **front, num_conv_pos_embeddings=4)
-    model = transformers.SpeechT5ForSpeechToText(config).eval()
+    return transformers.SpeechT5Config(
+        vocab_size=20, **sizes, **layers, **front, num_conv_pos_embeddings=4, bos_token_id=0, pad_token_id=1,
+        eos_token_id=2, decoder_start_token_id=2,
+    )  # fmt: skip
+
+
+def test_an_extractor_that_calls_sounds_by_another_name() -> None:
+    """SpeechT5's takes `audio`, EnCodec's `raw_audio`."""
+    model = transformers.SpeechT5ForSpeechToText(speecht5_config()).eval()
     sounds = [{"array": tone(0.2, 0), "sampling_rate": RATE}]
     result = regard.measure(model, transformers.SpeechT5FeatureExtractor(), audio=sounds, statistics="entropy")
     assert set(result.frame("entropy")["site"]) == {"encoder", "decoder", "cross"}
+
+
+@pytest.mark.parametrize("kind", ["SpeechToText", "SpeechToSpeech", "TextToSpeech"])
+def test_of_speecht5_speech_to_text_is_measured(kind: str, tmp_path: Path) -> None:
+    """Decoders of the others read spectrograms, which ended in a message of a linear layer."""
+    model = getattr(transformers, f"SpeechT5For{kind}")(speecht5_config())
+    extractor = transformers.SpeechT5FeatureExtractor()
+    model.save_pretrained(tmp_path)
+    extractor.save_pretrained(tmp_path)
+    options: dict[str, Any] = {"audio": [{"array": tone(0.2, 0), "sampling_rate": RATE}], "statistics": "entropy"}
+    if kind == "SpeechToText":
+        assert set(regard.measure(str(tmp_path), **options).table["site"]) == {"encoder", "decoder", "cross"}
+        return
+    for arguments in ((str(tmp_path),), (model, extractor)):
+        with pytest.raises(UserError, match=r"model: expected .* reads tokens, as SpeechT5ForSpeechToText; that of"):
+            regard.measure(*arguments, **options)
+    if kind == "TextToSpeech":
+        with pytest.raises(UserError, match="that of SpeechT5ForTextToSpeech reads spectrograms"):
+            regard.measure(model, make_tokenizer(), texts=["birds the " * 99], length=8, samples=2)
+
+
+def test_a_tokenizer_without_a_vocabulary_is_refused(folder: Path) -> None:
+    """WhisperTokenizer() makes nothing of a prompt, which then was recorded, and never read."""
+    model = transformers.WhisperModel.from_pretrained(folder / "whisper").eval()
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder / "whisper")
+    processor = transformers.WhisperProcessor(extractor, transformers.WhisperTokenizer())
+    with pytest.raises(UserError, match="tokenizer: expected one that makes tokens of the prompt 'Count'; WhisperTok"):
+        regard.measure(model, processor, audio=read_sounds([folder / "tones"]), prompt="Count")
 
 
 @pytest.mark.parametrize("name", MAKERS)
