@@ -154,5 +154,5 @@ def file_slug(name: str) -> str:
 
 
 def new_run_dir(command: str, model: str) -> Path:
-    """Return a folder below `runs/` that has the present time in its name."""
-    return Path("runs") / f"{command}-{file_slug(model)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    """Return a folder below `runs/`, named by the present time and by the process: others may begin in this second."""
+    return Path("runs") / f"{command}-{file_slug(model)}-{datetime.datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}"

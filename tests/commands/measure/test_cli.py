@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -166,3 +167,13 @@ def test_only_the_first_process_shows_progress(shown: bool, monkeypatch: pytest.
     with show_progress() as on_progress:
         on_progress(ProgressEvent(phase="measuring", step=1, steps=2))
     assert len(started) == shown
+
+
+def test_runs_of_two_processes_that_begin_in_one_second_have_folders_of_their_own() -> None:
+    script = "from regard.runs.arguments import new_run_dir; print(new_run_dir('measure', 'minilm'))"
+    for _ in range(20):  # until both have begun in one second
+        started = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in "ab"]
+        names = [process.communicate()[0].strip() for process in started]
+        if names[0].rsplit("-", 1)[0] == names[1].rsplit("-", 1)[0]:
+            break
+    assert names[0] != names[1]
