@@ -11,7 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from regard.commands.compare.comparison import compare_figures, compare_settings, list_notes, terminal_table
+from regard.commands.compare.comparison import (
+    compare_figures,
+    compare_settings,
+    list_notes,
+    make_page,
+    terminal_table,
+)
 from regard.commands.compare.curves import compare_tasks, make_curves
 from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.result import LearnResult
@@ -262,3 +268,23 @@ def test_all_figures_are_shown_however_many() -> None:
     table = compare_figures({"a": run, "b": run})
     assert terminal_table(table).row_count == 96
     assert terminal_table(table, 60).row_count == 60
+
+
+def test_a_score_that_is_no_number_is_told() -> None:
+    """A dash in a table may be a figure that is NaN, or one that a run does not have."""
+    scores = replaced_run.scores()
+    figures = list(ReplaceResult(scores, replaced_run.heads(), pd.DataFrame(), {}).figures_by_seed())
+    bad = scores.assign(score=math.nan)
+    runs = {
+        name: ReplaceResult(table, replaced_run.heads(), pd.DataFrame(), {})
+        for name, table in (("good", scores), ("bad", bad))
+    }
+    notes = list_notes(runs, compare_settings(runs))
+    (note,) = [note for note in notes if note.startswith("bad: ")]
+    assert figures[0] in note
+    assert "is not a finite number for at least one seed" in note
+    assert not any(note.startswith("good") for note in notes)
+    assert "is not a finite number" in make_page(runs, compare_settings(runs), compare_figures(runs))
+    runs["bad"] = ReplaceResult(scores[scores["task"] == "cola"], replaced_run.heads(), pd.DataFrame(), {})
+    lacking = next(name for name in figures if not name.startswith("cola"))
+    assert any(note.startswith(f"bad has no {lacking}") for note in list_notes(runs, compare_settings(runs)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ MAX_SETTINGS = 60
 """Settings that are shown."""
 _PLACE = "position"
 """How figures end of which no difference is meant."""
+MAX_NAMES = 8
+"""Figures that a note names."""
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
 
@@ -133,7 +135,9 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         notes.append("no setting differs")
     if len({tuple(_task_names(run)) for run in runs.values()}) > 1:
         notes.append("the runs are of different tasks; their figures are means over these")
-    if not set.intersection(*map(set, _figures_by_run(runs).values())):
+    figures = _figures_by_run(runs)
+    notes += _describe_gaps(figures)
+    if not set.intersection(*map(set, figures.values())):
         return [*notes, "no figure is of all runs, so nothing is compared"]
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
@@ -144,6 +148,26 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         "figures are means over seeds; differences are of the seeds that both have, if most are; ±: half of the 95 % "
         "interval",
     ]
+
+
+def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> list[str]:
+    """Say of each run which figures it shows as –: those that are no number for some seed, and those that it lacks."""
+    notes, all_names = [], dict.fromkeys(name for of_run in figures.values() for name in of_run)
+    for run, of_run in figures.items():
+        undefined = [
+            name for name, values in of_run.items() if any(not math.isfinite(value) for value in values.values())
+        ]
+        if undefined:
+            why = "a loss that diverged, or a score that these predictions do not have, as a correlation of equal ones"
+            notes.append(f"{run}: {_join(undefined)} is not a finite number for at least one seed ({why})")
+        if lacks := [name for name in all_names if name not in of_run]:
+            notes.append(f"{run} has no {_join(lacks)}")
+    return notes
+
+
+def _join(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def terminal_table(table: pd.DataFrame, max_rows: int | None = None) -> rich.table.Table:
@@ -166,8 +190,9 @@ def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd
         *([page.Section("tasks", "Scores by task", [_page_table(scores)], TASK_NOTE)] if len(scores) else []),
         page.Section("settings", "Settings that differ", [_page_table(settings)]),
     ]
+    gaps = _describe_gaps(_figures_by_run(runs))
     ledes = [f"{name}: regard {run.command}, version {run.metadata.get('version')}" for name, run in runs.items()]
-    return page.Page("Regard · comparison", " against ".join(runs), ledes, sections).html()
+    return page.Page("Regard · comparison", " against ".join(runs), ledes, sections, warnings=gaps).html()
 
 
 def _page_table(table: pd.DataFrame) -> page.Table:
