@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer
 from regard.data import read_tokenizer, train_tokenizer
 from regard.data.blocks import pack
 from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash
+from regard.data.windows import make_text_windows
 from regard.errors import UserError
 
 TEXT = ["the theory of the thing " * 20, "then there they were, thinking of théorie " * 20]
@@ -100,11 +101,6 @@ def test_saved_and_read_again(trained: Any, tmp_path: Path) -> None:
         assert again(TEXT[1])["input_ids"] == trained(TEXT[1])["input_ids"]
 
 
-def test_a_special_token_written_out_is_text(trained: Any, tmp_path: Path) -> None:
-    made = pack(["the<|endoftext|>"], trained, 8, tmp_path / "packed")
-    assert 0 not in made.rows(torch.tensor([0]))
-
-
 def test_the_digest_knows_what_matters_and_nothing_else(trained: Any) -> None:
     before = tokenizer_hash(trained)
     trained(TEXT, truncation=True, max_length=4, padding="max_length")
@@ -154,3 +150,20 @@ def test_no_tokenizer_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a hub id, got nobody/nothing") as caught:
         read_tokenizer("nobody/nothing")
     assert "\n" not in str(caught.value)
+
+
+def test_a_special_token_written_in_a_text_is_text_to_measure_and_to_pretrain(tmp_path: Path) -> None:
+    """Both read <|endoftext|> as characters and say so; the default call of a tokenizer reads the token."""
+    text, tokenizer = "ab c<|endoftext|>de f" * 3, train_tokenizer(["ab c de f"], 257)
+    assert tokenizer.eos_token_id in tokenizer(text)["input_ids"]
+    expected = list(text.encode())
+    message = r"texts: the names of special tokens \(<\|endoftext\|>\) are written in them; they are read as text"
+    with pytest.warns(UserWarning, match=message) as warned:
+        windows = make_text_windows([text], tokenizer, length=len(expected), samples=1)
+    assert len(warned) == 1
+    assert not (windows.input_ids == tokenizer.eos_token_id).any()
+    assert tokenizer.decode(windows.input_ids[0]) == text
+    with pytest.warns(UserWarning, match=message) as warned:
+        blocks = pack([text], tokenizer, len(expected), tmp_path / "blocks")
+    assert len(warned) == 1
+    assert blocks.rows(torch.tensor([0]))[0].tolist() == windows.input_ids[0].tolist()

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from regard.data.hub import network_errors
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 END_OF_TEXT = "<|endoftext|>"
 _MIN_FREQUENCY = 2
@@ -94,6 +94,12 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
     """Return the ids of special tokens: with a role, as bos, and others that were added as special, as of chats."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset({*tokenizer.all_special_ids, *(token for token, one in added.items() if one.special)})
+
+
+def warn_of_written(tokens: Iterable[str]) -> None:
+    """Warn of names of special tokens that were found written in texts, and are read as the text that they are."""
+    if names := ", ".join(sorted(tokens)):
+        warn_user(f"texts: the names of special tokens ({names}) are written in them; they are read as text")
 
 
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
