@@ -306,3 +306,16 @@ def test_a_model_behind_a_q_former_loads_by_its_folder(kind: str, tmp_path: Path
 def test_arrays_are_no_images() -> None:
     with pytest.raises(UserError, match=r"images: expected paths, or images of PIL \(Image\.fromarray\), got ndarray"):
         Images((np.zeros((4, 4, 3), np.uint8),), "x").read(0)
+
+
+def test_a_model_that_draws_in_evaluation_is_told(folder: Path) -> None:
+    """ViLT puts patches in an order drawn by chance, also in evaluation mode; a vision transformer draws nothing."""
+    config = transformers.ViltConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_attention_heads=4, num_hidden_layers=2, image_size=16,
+        patch_size=4, max_image_length=-1,
+    )  # fmt: skip
+    images = transformers.ViltImageProcessorPil(size={"shortest_edge": 16}, size_divisor=4)
+    processor = transformers.ViltProcessor(images, make_tokenizer(names_image=False))
+    photos = [Image.new("RGB", (16, 16), (9, 99, 199))]
+    with pytest.warns(UserWarning, match="ViltModel draws numbers by chance in evaluation: the order of its tokens"):
+        regard.measure(transformers.ViltModel(config).eval(), processor, images=photos, statistics="entropy")

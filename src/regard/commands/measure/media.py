@@ -97,6 +97,12 @@ def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
         warn_user(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s")
 
 
+def warn_of_chance(model: Any) -> None:
+    """Warn of a model that draws numbers in its forward, though it is in evaluation mode."""
+    effect = "the order of its tokens may be drawn (ViLT's patches are), so that positions mean nothing"
+    warn_user(f"{type(model).__name__} draws numbers by chance in evaluation: {effect}, and runs differ")
+
+
 def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
     """Return what the record says of images or sounds."""
     prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]

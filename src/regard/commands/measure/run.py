@@ -14,7 +14,14 @@ from transformers import PreTrainedModel
 
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
-from regard.commands.measure.media import describe_media, kind_of, load_for, media_inputs, select_media
+from regard.commands.measure.media import (
+    describe_media,
+    kind_of,
+    load_for,
+    media_inputs,
+    select_media,
+    warn_of_chance,
+)
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Windows
@@ -256,7 +263,10 @@ def _run_batches(
     for number, (inputs, indices) in enumerate(batches):
         try:
             start = find_first_token(inputs) if start is None else start
+            state = torch.get_rng_state() if number == 0 else None
             output = model(**inputs)[0]
+            if state is not None and not torch.equal(state, torch.get_rng_state()):
+                warn_of_chance(model)
             if perturbation is not None:
                 perturbation.run(observer, inputs, indices)
         except torch.OutOfMemoryError as error:
