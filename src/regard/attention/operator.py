@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention import kernels, reference
+from regard.attention import float64, kernels, reference
 from regard.attention.blockwise import blockwise, reduce_by_rows
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, as_tensor, visible_mask
 from regard.attention.chunked import chunked
@@ -44,6 +44,9 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
         the requested reductions by name, shaped as `Reduction.axis` says, without gradient or dropout; float32, or
         float64 for float64 inputs, unless `Reduction.dtype` says otherwise.
     """
+    if not float64.has_float64(call.query) and (exact := request.in_float64):
+        output, reductions = attend(call, request.without(exact))
+        return output, reductions | _reduce_on_cpu(call, request.select(exact))
     if call.constant is not None:
         reductions = reduce_dense(expand_bias(call).detach().to_acc_dtype(), request) if request.names else {}
         return _constant_heads_output(call), reductions
@@ -67,6 +70,13 @@ def attend(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict
     return tiled_output.to(call.query.dtype), reductions
 
 
+@torch.no_grad()
+def _reduce_on_cpu(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
+    """Return reductions whose sums are in float64, for a device without: rounded to float32 once."""
+    _, reductions = attend(float64.to_cpu(call.detach()), replace(request, visitors=()))
+    return {name: tensor.float().to(call.query.device) for name, tensor in reductions.items()}
+
+
 def _attend_on_gpu(call: AttentionCall, request: ReductionRequest) -> tuple[Tensor, dict[str, Tensor]]:
     """Return output and reductions; the output's kernel gives the log-normalizer where that is all rows are for."""
     if request.names & ROWS_WITH_WEIGHTS or not supports_triton(call, request) or select_kernel(call) is None:
@@ -83,6 +93,8 @@ def reduce(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
         return reduce(_without_positions(call), request.without(by_position)) | by_position
     if not request.names:
         return {}
+    if not float64.has_float64(call.query) and (exact := request.in_float64):
+        return reduce(call, request.without(exact)) | _reduce_on_cpu(call, request.select(exact))
     return _reduce(call.detach(), request, output=False)[1]
 
 

@@ -85,6 +85,11 @@ class ReductionRequest:
         """Return the request for all names but these."""
         return replace(self, names=self.names.difference(names))
 
+    @property
+    def in_float64(self) -> frozenset[str]:
+        """Names of reductions whose sums are in float64, whatever the dtype of the call."""
+        return frozenset(name for name in self.names if WEIGHT_REDUCTIONS[name].dtype == torch.float64)
+
     def by_axis(self, *axes: str) -> frozenset[str]:
         """Return the names of reductions along these axes."""
         return frozenset(name for name in self.names if WEIGHT_REDUCTIONS[name].axis in axes)

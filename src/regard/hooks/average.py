@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import reference
 from regard.attention.call import AttentionCall, slices
+from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.constants import Constants, Layer, Origin
 from regard.errors import UserError
@@ -215,8 +216,8 @@ class _AttentionSums(Observer):
             weights = reference.weights(part)
             if part.query_mask is not None:
                 weights = weights * part.query_mask[:, None, :, None]
-            self._sums[layer.key][:, :queries, :keys] += weights.sum(0).double().cpu()
-            self._squares[layer.key] += weights.double().square().sum((0, 2, 3)).cpu()
+            self._sums[layer.key][:, :queries, :keys] += to_float64(weights.sum(0)).cpu()
+            self._squares[layer.key] += to_float64(weights).square().sum((0, 2, 3)).cpu()
         if layer.layer == self._first[layer.site]:
             self._count_pairs(layer, call)
 

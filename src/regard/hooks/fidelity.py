@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from regard.attention.call import AttentionCall
+from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
@@ -202,6 +203,6 @@ def _distance(expected: Tensor, actual: Tensor, mask: Tensor | None) -> float:
     if mask is not None and expected.shape[:2] == mask.shape:
         expected, actual = expected[mask.bool()], actual[mask.bool()]
     finite = expected.isfinite()
-    expected, actual = expected[finite].double(), actual[finite].double()
+    expected, actual = to_float64(expected[finite]), to_float64(actual[finite])
     norm, difference = float(expected.norm()), float((expected - actual).norm())
     return 0.0 if difference == 0 else difference / norm if norm else float("inf")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
+from regard.attention.float64 import to_float64
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
 
@@ -141,7 +142,7 @@ def _check_order(
     """
     now, before = received.nan_to_num(), output.to(received.dtype).nan_to_num()
     if torch.equal(now, before):
-        return len(before.double().sum((0, 2, 3)).unique()) == before.shape[1]
+        return len(to_float64(before).sum((0, 2, 3)).unique()) == before.shape[1]
     if torch.isclose(now.norm(), before.norm(), rtol=1e-3):
         parts = (part.flatten().sort().values for part in (now, before))
         if torch.equal(*parts):

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
+from regard.attention.float64 import to_float64
 from regard.errors import UserError
 from regard.hooks.fidelity import HALF_TOLERANCE, TOLERANCE
 from regard.hooks.observe import Watch
@@ -95,10 +96,10 @@ class PerturbedForward:
     def _find_replaced(self, original: Observation, perturbed: Observation, replaced: Tensor) -> Tensor:
         """Return 1 at replaced tokens (sample, token), from their ids, which are unknown where there are others."""
         if original.token_ids is not None and perturbed.token_ids is not None:
-            return (original.token_ids != perturbed.token_ids).double()
+            return to_float64(original.token_ids != perturbed.token_ids)
         tokens = replaced.shape[1] + self._num_prepended
         if self._num_prepended and bool((original.length == tokens).all()):
-            return torch.nn.functional.pad(replaced, (self._num_prepended, 0)).double()
+            return to_float64(torch.nn.functional.pad(replaced, (self._num_prepended, 0)))
         raise UserError(
             f"{PerturbationSpread.name}: layer {original.layer} ({original.site}) of {type(self._model).__name__} has "
             "others than the tokens of the text, of which one is replaced; leave it out"

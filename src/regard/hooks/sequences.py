@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
+from regard.attention import float64
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
@@ -308,7 +309,10 @@ class Sequences:
             for layer in (layer for parts in self._layers.values() for layer in parts):
                 self._reduce_kept_hidden(layer, self._length)
             for length, layers in self._batches(num_first_keys):
-                batches.append(list(self._observations(site, length, layers)))
+                observations = list(self._observations(site, length, layers))
+                tensors = (tensor for layer in observations for tensor in layer.tensors.values())
+                is_exact = all(map(float64.has_float64, tensors))
+                batches.append(observations if is_exact else list(map(float64.to_cpu, observations)))
         self._reset()
         self.num_batches += bool(batches)
         return batches

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, visible_mask
+from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, check_int
 from regard.hooks.attention_function import Observer
@@ -184,7 +185,7 @@ class _VirtualSinkObserver(Observer):
         return None
 
     def _uniform_alpha(self, call: AttentionCall, column: bool) -> float:
-        visible = visible_mask(call)[0].double()
+        visible = to_float64(visible_mask(call)[0])
         first = call.key.shape[2] - self.length
         weights = visible / (visible.sum(-1, keepdim=True) + column).clamp(min=1)
         before = visible[:, :first, first].sum(-1)  # of a sink token, which sees the first tokens of a prefix
@@ -235,7 +236,7 @@ class ValidationLoss(_PeriodicMonitor):
         config: Any = model.config
         vocab_size = config.get_text_config().vocab_size
         batch_size = max(1, min(self.batch_size, MAX_LOGITS // (rows.shape[1] * vocab_size)))
-        total = torch.zeros((), dtype=torch.float64, device=device)
+        total = to_float64(torch.zeros((), device=device))
         for batch in rows.split(batch_size):
             ids = batch.to(device)
             logits = model(input_ids=ids, use_cache=False).logits
@@ -252,12 +253,12 @@ def sum_nll(
     logits: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"], target_mask: Bool[Tensor, " token"]
 ) -> Float[Tensor, ""]:
     """Return −Σ log p(target) over the targets in a mask, in float64, without a full float32 copy of the logits."""
-    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    total = to_float64(logits.new_zeros(()))
     acc_dtype = torch.promote_types(logits.dtype, torch.float32)
     rows = max(1, MAX_SLICE // logits.shape[-1])
     for chunk, labels, mask in zip(logits.split(rows), targets.split(rows), target_mask.split(rows), strict=True):
         log_probs = chunk.log_softmax(-1, dtype=acc_dtype).gather(-1, labels.long()[:, None])[:, 0]
-        total -= log_probs[mask].double().sum()
+        total -= to_float64(log_probs[mask]).sum()
     return total
 
 
