@@ -183,6 +183,12 @@ def num_blocks(stack: Stack) -> int:
     return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
 
 
+def find_outside(model: nn.Module) -> list[str]:
+    """Return the paths of attention modules in no stack, which are not observed, as that of Kosmos-2's resampler."""
+    located = locate_modules(find_stacks(model))
+    return [path for path, module in named_modules_of(model) if module not in located and _is_attention(module)]
+
+
 def find_ranks(stack: Stack) -> dict[nn.Module, int]:
     """Return which of the layers of its block each attention module is; nothing if each block is one layer.
 

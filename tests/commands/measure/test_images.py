@@ -18,6 +18,7 @@ from regard.commands.measure.result import MeasureResult
 from regard.data import Images, read_images
 from regard.data.tokenizers import special_tokens
 from regard.errors import UserError
+from regard.hooks.modules import find_outside
 from regard.models.model_files import Loaded
 from regard.models.processors import image_inputs
 from tests.tiny_vision import IMAGE, PATCHES, make_clip, make_llava, make_photos, make_tokenizer, make_vit
@@ -319,3 +320,28 @@ def test_a_model_that_draws_in_evaluation_is_told(folder: Path) -> None:
     photos = [Image.new("RGB", (16, 16), (9, 99, 199))]
     with pytest.warns(UserWarning, match="ViltModel draws numbers by chance in evaluation: the order of its tokens"):
         regard.measure(transformers.ViltModel(config).eval(), processor, images=photos, statistics="entropy")
+
+
+def test_attention_outside_of_all_stacks_is_named(tmp_path: Path) -> None:
+    """Kosmos-2's latent queries attend to the image in one module between the tower and the text."""
+    text = {"vocab_size": 20, "embed_dim": 16, "layers": 1, "ffn_dim": 16, "attention_heads": 4}
+    vision = {
+        "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_hidden_layers": 1, "image_size": 16,
+        "patch_size": 8,
+    }  # fmt: skip
+    config = transformers.Kosmos2Config(text_config=text, vision_config=vision, latent_query_num=4)
+    model = transformers.Kosmos2Model(config).eval()
+    assert find_outside(model) == ["image_to_text_projection.x_attn"]
+    make_clip(tmp_path)
+    assert find_outside(transformers.AutoModel.from_pretrained(tmp_path)) == []
+    ids = torch.arange(4, 12)[None]
+
+    class Processor(transformers.CLIPImageProcessorPil):  # type: ignore[misc]
+        def __call__(self, images: Any, **options: Any) -> Any:
+            where = torch.zeros_like(ids).index_fill(1, torch.arange(1, 5), 1)
+            return {**super().__call__(images, **options), "input_ids": ids, "image_embeds_position_mask": where}
+
+    processor = Processor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16})
+    with pytest.warns(UserWarning, match=r"not observed: image_to_text_projection.x_attn, attention in no stack"):
+        result = regard.measure(model, processor, images=[Image.new("RGB", (16, 16))], statistics="entropy")
+    assert result.metadata["not_observed"] == ["image_to_text_projection.x_attn"]

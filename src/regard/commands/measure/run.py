@@ -29,7 +29,7 @@ from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modalities import describe_one_modality
-from regard.hooks.modules import LAYER_COUNT_FIELDS
+from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside
 from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import describe_decoder_start, find_first_token, text_inputs
 from regard.models.processors import check_reads_text
@@ -144,6 +144,11 @@ def measure(  # noqa: D417 - the options are described in the configuration
     )
     if media is None:
         del metadata["config"]["prompt"]
+    elif config.part is None and (outside := find_outside(loaded.model)):
+        metadata["not_observed"] = outside
+        warn_user(
+            f"not observed: {', '.join(outside)}, attention in no stack of layers of {type(loaded.model).__name__}"
+        )
     metadata["statistics"] = {}
     for name, statistic in observer.statistics.items():
         parts = [part for part in columns if is_of_statistic(part.statistic, name)]
