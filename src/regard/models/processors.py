@@ -191,8 +191,9 @@ def _decoder_inputs(loaded: Loaded, prompt: str, inputs: Mapping[str, Any], coun
     is_encoder_decoder = any(config.is_encoder_decoder for config in text_configs(model))
     if not is_encoder_decoder or "decoder_input_ids" in inputs:
         return {}
-    if "input_ids" in inputs and "decoder_input_ids" not in inspect.signature(model.forward).parameters:
-        return {}
+    names = inspect.signature(model.forward).parameters.keys()
+    if "decoder_input_ids" not in names and ("input_ids" in inputs or "pixel_values" in names):
+        return {}  # tokens of both in one sequence, or queries of its own, as of a detector
     words = [] if loaded.tokenizer is None else loaded.tokenizer.encode(prompt, add_special_tokens=False)
     if loaded.tokenizer is not None and prompt.strip() and not words:
         got = f"{type(loaded.tokenizer).__name__}, whose vocabulary has {len(loaded.tokenizer)}, makes none"

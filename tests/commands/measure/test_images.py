@@ -345,3 +345,19 @@ def test_attention_outside_of_all_stacks_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"not observed: image_to_text_projection.x_attn, attention in no stack"):
         result = regard.measure(model, processor, images=[Image.new("RGB", (16, 16))], statistics="entropy")
     assert result.metadata["not_observed"] == ["image_to_text_projection.x_attn"]
+
+
+def test_a_detector_has_queries_of_its_own() -> None:
+    """DETR is an encoder–decoder whose decoder reads no tokens, so that there is no start token."""
+    backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
+    heads = {f"{side}_{name}": 4 for side in ("encoder", "decoder") for name in ("attention_heads", "ffn_dim")}
+    config = transformers.DetrConfig(
+        backbone_config=backbone, d_model=16, encoder_layers=1, decoder_layers=1, num_queries=5, **heads
+    )
+    processor = transformers.DetrImageProcessorPil(size={"height": 64, "width": 64})
+    images = [Image.new("RGB", (16, 16), (9, 99, 199))]
+    result = regard.measure(transformers.DetrModel(config).eval(), processor, images=images, statistics="column_mass")
+    assert "decoder_start_token" not in result.metadata["data"]
+    mass = result.frame("column_mass").dropna(subset=["layer", "head"]).groupby(["site", "head"])["value"]
+    assert mass.sum().tolist() == pytest.approx([1.0] * len(mass), abs=1e-5)
+    assert any(site.startswith("cross") for site in result.table["site"])
