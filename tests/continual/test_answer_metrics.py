@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import random
+import re
+import string
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from regard.continual import scoring
 from regard.continual.scoring import (
     exact_match_score,
+    exact_match_unicode_score,
     longest_common_subsequence,
     normalize_answer,
     rouge_l_score,
@@ -22,6 +26,7 @@ from regard.continual.scoring import (
     split_stems,
     split_words,
 )
+from regard.data.stream import Metric, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
 
@@ -40,6 +45,65 @@ from regard.errors import UserError
 def test_exact_match(answer: str, reference: str, expected: float) -> None:
     assert exact_match_score(answer, reference) == expected
     assert exact_match_score(reference, answer) == expected
+
+
+@pytest.mark.parametrize(
+    "answer, reference, expected",
+    [
+        ("正确。", "正确", 1.0),
+        ("正 确", "正确", 1.0),  # as tokenizers of characters write it
+        ("不正确。", "正确", 0.0),
+        ("¡Sí!", "sí", 1.0),
+        ("«да»…", "Да", 1.0),
+        ("„Größe“", "GRÖSSE", 1.0),
+        ("cafe\u0301", "caf\u00e9", 1.0),
+        ("سؤال؟", "سؤال", 1.0),
+        ("सही।", "सही", 1.0),
+        ("ＹＥＳ！", "yes", 1.0),
+        ("don’t", "don't", 1.0),
+        ("yes\u200b", "yes", 1.0),
+        ("-5", "5", 0.0),
+        ("\u22125", "-5", 1.0),
+        ("1.5", "15", 0.0),
+        ("5.", "5", 1.0),
+        ("(5)", "5", 1.0),
+        ("5 %", "5%", 1.0),
+        ("5%", "5", 0.0),
+        ("covid-19", "covid19", 1.0),
+        ("C++", "C", 0.0),
+        ("€5", "5", 0.0),
+        ("😀", "😢", 0.0),
+        ("+", "-", 0.0),
+        ("?", "!", 0.0),
+        ("?", "?", 1.0),
+        ("", "?", 0.0),
+    ],
+)
+def test_exact_match_of_any_script(answer: str, reference: str, expected: float) -> None:
+    assert exact_match_unicode_score(answer, reference) == expected
+    assert score_answer("exact-match-unicode", reference, [answer]) == expected
+
+
+_PLAIN = st.text(st.sampled_from([*"abcXYZ \n", *set(string.punctuation) - set("$+<=>^`|~%")]))
+
+
+@given(_PLAIN, _PLAIN)
+def test_exact_match_of_any_script_is_that_of_ascii_words(answer: str, reference: str) -> None:
+    """Without digits, symbols and texts of punctuation alone."""
+    assume(normalize_answer(answer) and normalize_answer(reference))
+    assert exact_match_unicode_score(answer, reference) == exact_match_score(answer, reference)
+
+
+@pytest.mark.parametrize("labels, metric", [(("1", "-1"), "exact-match"), (("C", "C#"), "exact-match-unicode")])
+def test_labels_that_a_metric_takes_for_one_are_told(labels: tuple[str, str], metric: Metric) -> None:
+    pairs = TextPairs(inputs=("a", "b"), targets=((labels[0],), (labels[1],)))
+    task = TextTask(name="sign", train=pairs, dev=pairs, test=pairs, metric=metric, labels=labels)
+    alike = re.escape(f"metric: labels of 'sign': {labels[0]!r} and {labels[1]!r} are the same answer by {metric}")
+    with pytest.warns(UserWarning, match=alike + "; --metric accuracy tells them apart"):
+        scoring.warn_of_labels_alike(Stream(name="s", tasks=(task,), order=(0,), seed=0))
+    scoring.warn_of_labels_alike(Stream(name="s", tasks=(replace(task, metric="accuracy"),), order=(0,), seed=0))
+    numbers = replace(task, metric="exact-match-unicode", labels=("1", "-1", "1.5", "15", "+", "-"))
+    scoring.warn_of_labels_alike(Stream(name="s", tasks=(numbers,), order=(0,), seed=0))
 
 
 def test_what_is_compared() -> None:

@@ -231,7 +231,7 @@ def test_labels_are_written_where_that_is_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", records("a", instruction="Say yes or no.") + records("b"))
     (first, second) = (stream := read_stream(path, task_type="generation")).tasks
     assert isinstance(first, TextTask)
-    assert (stream.text, first.metric, first.labels) == (True, "exact-match", ("no", "yes"))
+    assert (stream.text, first.metric, first.labels) == (True, "exact-match-unicode", ("no", "yes"))
     assert set(first.train.targets) == {("no",), ("yes",)}
     assert [one.definition for one in (first, second) if isinstance(one, TextTask)] == ["Say yes or no.", ""]
     both = write(tmp_path / "both.jsonl", records("a", answer="it is so"))

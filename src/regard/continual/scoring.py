@@ -16,12 +16,13 @@ from torch import Tensor
 from regard.continual.learner import Learner
 from regard.continual.text_learner import TextLearner, make_batch
 from regard.continual.training_phase import ExampleRef
-from regard.data.stream import Metric, Split, TextTask
-from regard.errors import UserError
+from regard.data.stream import Metric, Split, Stream, TextTask
+from regard.errors import UserError, warn_user
 from regard.runs import distributed as processes
 
 _NO_WORD = re.compile("[^a-z0-9]+")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MINUS = "\u2212"  # the sign that is printed for it
 _SHORTEST_STEMMED = 4
 _WITHOUT_SPACES = ("CJK ", "HIRAGANA ", "KATAKANA ", "THAI CHARACTER", "LAO LETTER", "KHMER LETTER", "MYANMAR LETTER")
 """How Unicode's names of letters begin in scripts that have no spaces between words."""
@@ -109,6 +110,34 @@ def normalize_answer(text: str) -> str:
     return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
+def exact_match_unicode_score(answer: str, reference: str) -> float:
+    """Return 1 if the answer is the reference but for case, spaces and the punctuation of any script, else 0."""
+    return float(normalize_unicode_answer(answer) == normalize_unicode_answer(reference))
+
+
+def normalize_unicode_answer(text: str) -> str:
+    """Return the text without case and punctuation of any script, with single spaces between its words.
+
+    What belongs to a number stays (-5, 1.5, 5%), and so do symbols (+, €). Characters are words where a script has no
+    spaces between words. A text of punctuation alone stays as it is.
+    """
+    folded = _fold(text).replace(_MINUS, "-")
+    padded = f" {folded} "
+    signs = (_write_sign(*padded[at : at + 3]) for at in range(len(folded)))
+    return " ".join("".join(signs).split() or folded.split())
+
+
+def _write_sign(before: str, sign: str, after: str) -> str:
+    """Return a character between two others as answers are compared by it, nothing for punctuation."""
+    category = unicodedata.category(sign)
+    if category[0] != "P" and category != "Cf":
+        return _space_out(sign) if category[0] in "LMN" else sign
+    if sign in "%‰":
+        return f" {sign} "
+    is_inside, begins = before.isdigit() and sign in "-.,:/", not before.isalnum() and sign in "-."
+    return sign if after.isdigit() and (is_inside or begins) else ""
+
+
 def rouge_l_score(answer: str, reference: str) -> float:
     """Return the Rouge-L F-measure of two texts, 0 if one has no words (Lin 2004, with β = 1).
 
@@ -182,14 +211,34 @@ _SCORES: Mapping[Metric, Callable[[str, str], float]] = {
     "rouge-l": rouge_l_score,
     "rouge-l-unicode": rouge_l_unicode_score,
     "exact-match": exact_match_score,
+    "exact-match-unicode": exact_match_unicode_score,
     "accuracy": accuracy_score,
     "choice": choice_score,
     "edit-similarity": edit_similarity_score,
 }
-RIGHT_OR_WRONG = ("exact-match", "accuracy", "choice")
+NORMALIZERS: Mapping[str, Callable[[str], str]] = {
+    "exact-match": normalize_answer,
+    "exact-match-unicode": normalize_unicode_answer,
+}
+"""What two answers have in common that a metric of exact matches takes for the same."""
+RIGHT_OR_WRONG = (*NORMALIZERS, "accuracy", "choice")
 """The metrics of answers that give 0 or 1."""
 NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
+
+
+def warn_of_labels_alike(stream: Stream) -> None:
+    """Warn of labels that are written as answers and that their task's metric takes for the same."""
+    for task in stream.tasks:
+        if not (isinstance(task, TextTask) and task.metric in NORMALIZERS):
+            continue
+        by_form: dict[str, str] = {}
+        for label in task.labels:
+            other = by_form.setdefault(NORMALIZERS[task.metric](label), label)
+            if other != label:
+                problem = f"{other!r} and {label!r} are the same answer by {task.metric}"
+                warn_user(f"metric: labels of {task.name!r}: {problem}; --metric accuracy tells them apart")
+                break
 
 
 @dataclass(frozen=True)

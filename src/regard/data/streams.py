@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from regard.data.benchmarks import LONG_SEQUENCE, Benchmark, TaskType
+from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
@@ -56,7 +56,7 @@ def read_stream(
         instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
             put there in any case.
         metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
-            free, and "exact-match" if they are labels.
+            free, and "exact-match-unicode" if they are labels.
     """
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
@@ -222,9 +222,9 @@ def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dic
 
 
 def _choose_metrics(raw: Sequence[RawTask], benchmark: Benchmark | None) -> list[Metric]:
-    """Return how answers are scored: as published; a user's by words of any script, or as labels are published."""
+    """Return how answers are scored: as published; a user's by words, or exact matches, of any script."""
     if benchmark is None:
-        return ["rouge-l-unicode" if raw[0].has_free_answers else LONG_SEQUENCE.metric] * len(raw)
+        return ["rouge-l-unicode" if raw[0].has_free_answers else "exact-match-unicode"] * len(raw)
     return [benchmark.metrics.get(task.name, benchmark.metric) for task in raw]
 
 

@@ -496,7 +496,7 @@ def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
     assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"rouge-l-unicode"}
     labelled.write_text(labelled.read_text().replace('"answer"', '"other"'))
     found = learn(labelled, "sequential-lora", small_text_tasks.loaded(), task_type="generation", **given)
-    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match"}
+    assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match-unicode"}
 
 
 @pytest.mark.parametrize("method", [Epi(EpiConfig(r=2)), Sapt(SaptConfig(r=2))], ids=["epi", "sapt"])

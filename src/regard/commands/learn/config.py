@@ -102,7 +102,7 @@ class LearnConfig(Config):
     )
     metric: str = config_field(
         "auto",
-        "score of answers to tasks of your own (default: rouge-l-unicode of free answers, exact-match of labels)",
+        "score of answers to tasks of your own (auto: rouge-l-unicode of free answers, exact-match-unicode of labels)",
         choices=_metric_names,
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")

@@ -20,6 +20,7 @@ from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.run_state import ProgressEvent
+from regard.continual.scoring import warn_of_labels_alike
 from regard.continual.text_lengths import fit_length
 from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes
@@ -308,6 +309,7 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
     else:
         stream = user_stream.reorder(parse_order(config.order, len(user_stream), config.seed))
     config.check_tasks(stream)
+    warn_of_labels_alike(stream)
     return stream
 
 

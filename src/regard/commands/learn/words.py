@@ -27,7 +27,8 @@ from regard.report.terminal import WIDTH, plain, summary
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
 SCORE_NAMES = {
-    **{"accuracy": "Accuracy", "exact-match": "Exact match", "sari": "SARI", "edit-similarity": "Edit similarity"},
+    **{"accuracy": "Accuracy", "sari": "SARI", "edit-similarity": "Edit similarity"},
+    **{"exact-match": "Exact match", "exact-match-unicode": "Exact match"},
     **{"rouge-l": "Rouge-L", "rouge-l-unicode": "Rouge-L"},
 }
 MAX_WARNINGS = 4

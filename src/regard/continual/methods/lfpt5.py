@@ -12,7 +12,7 @@ from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
-from regard.continual.scoring import normalize_answer
+from regard.continual.scoring import NORMALIZERS
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import TextPairs, TextTask
@@ -157,7 +157,8 @@ class Lfpt5(PromptMethod):
         prompts = learner.network_as(Lfpt5Network).pool
         samples: dict[tuple[str, str], None] = {}
         text_task = cast(TextTask, learner.stream.tasks[task])
-        answers = {normalize_answer(references[0]): references[0].strip() for references in text_task.train.targets}
+        normalize, known = NORMALIZERS.get(text_task.metric), text_task.train.targets
+        answers = {normalize(references[0]): references[0].strip() for references in known} if normalize else {}
         with learner.sampling(learner.seed_for("written", learner.task, task)):
             prompt = prompts.prompts.prompt(0)[None]
             for _ in range(_TRIES):
@@ -165,8 +166,8 @@ class Lfpt5(PromptMethod):
                     texts = learner.sample_texts(question, count, **options, max_new_tokens=max_tokens)
                 for text in texts:
                     row = parse_row(text, self.config.separator)
-                    if row is not None and text_task.metric == "exact-match":
-                        answer = answers.get(normalize_answer(row[1]))
+                    if row is not None and normalize is not None:
+                        answer = answers.get(normalize(row[1]))
                         row = None if answer is None else (row[0], answer)
                     if row is not None:
                         samples[row] = None
