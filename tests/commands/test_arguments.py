@@ -27,6 +27,7 @@ COURSE = (
         "--task-type",
         "--metric",
         "--missing-tasks",
+        "--missing-labels",
         "--instructions/--no-instructions",
     ),
     *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
@@ -51,7 +52,7 @@ LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (
     *("--constants", "--attention", "--dynamic-fractions", "--rank-heads-by", "--num-seeds", "--scale"),
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
-    *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric"),
+    *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric", "--missing-labels"),
 )
 CONVERSION = (
     *("--attention", "--layers", "--text", "--length", "--layer-steps", "--model-steps", "--layer-learning-rate"),

@@ -88,7 +88,7 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "x"}\n', "expected the column 'label' in .*a.jsonl, line 1, found text"),
         ("a.jsonl", '{"text": 1, "label": 1}\n', "expected a string in the column 'text' of .*line 1, got 1"),
         ("a.jsonl", '{"text": "x", "label": 0.5}\n', "a whole number as label in .*line 1, got 0.5"),
-        ("a.jsonl", '{"text": "x", "label": null}\n', "as label in .*line 1, got None"),
+        ("a.jsonl", '{"text": "x", "label": null}\n', "labels in the column 'label' of .*a.jsonl, none of 1 rows has"),
         ("a.jsonl", "\n[1]\n", "expected an object in .*a.jsonl, line 2, got list"),
         ("a.jsonl", '{"text": \n', "expected JSON in .*a.jsonl, line 1"),
         ("a.jsonl", "", "expected examples in .*a.jsonl, found none"),
@@ -125,6 +125,23 @@ def test_a_table_that_is_not_as_it_should_be(tmp_path: Path, name: str, content:
 def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         read_task(jsonl(tmp_path / "a.jsonl", ROWS), **settings)
+
+
+def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
+    """As pandas writes a column of whole numbers with a gap."""
+    rows = [{"text": f"x {number}", "label": float(number % 2)} for number in range(10)]
+    gaps = [{"text": "gap 1", "label": float("nan")}, {"text": "gap 2", "label": ""}, {"text": "gap 3"}]
+    path, whole = jsonl(tmp_path / "a.jsonl", [*gaps, *rows]), jsonl(tmp_path / "b.jsonl", rows)
+    with pytest.warns(UserWarning, match=r"task: .*a.jsonl: 3 of 13 rows have nothing in the column 'label' and are"):
+        task = read_task(path)
+    assert (task.unlabeled, task.labels, len(task.train), len(task.validation)) == (3, ("0", "1"), 8, 2)
+    assert task.sha256 == read_task(whole).sha256
+    with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 1, got nan"):
+        read_task(path, missing_labels="refuse")
+    others = jsonl(tmp_path / "c.jsonl", [*gaps, *({**row, "text": f"other {row['text']}"} for row in rows)])
+    with pytest.warns(UserWarning, match=r"3 of 13 rows have nothing"):
+        task = read_task(whole, validation=others)
+    assert (task.unlabeled, len(task.train), len(task.validation)) == (3, 10, 10)
 
 
 def test_f1_needs_two_classes(tmp_path: Path) -> None:
@@ -171,7 +188,7 @@ def test_spaces_around_a_label_are_none_of_it(tmp_path: Path) -> None:
     rows = [row | {"label": row["label"] + " " * (number % 3)} for number, row in enumerate(ROWS)]
     assert read_task(jsonl(tmp_path / "a.jsonl", rows)).labels == ("no", "yes")
     with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 11, got ''"):
-        read_task(jsonl(tmp_path / "a.jsonl", [*rows, {"text": "x", "label": " "}]))
+        read_task(jsonl(tmp_path / "a.jsonl", [*rows, {"text": "x", "label": " "}]), missing_labels="refuse")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from regard.data import read_stream
-from regard.data.stream import SPLITS, ClassificationTask, TextTask
+from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
 Records = list[dict[str, Any]]
@@ -267,7 +267,9 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
     assert message_of(path) == f"stream: expected one of the columns answer and target in {path}, found both"
     for answer in (None, [], [""], " ", 1.5):
         path = write(tmp_path / "none.jsonl", [answered("a")[0] | {"answer": answer}, *answered("a")[1:]])
-        assert "expected an answer or a list of answers in the column 'answer' of" in message_of(path)
+        assert "expected an answer or a list of answers in the column 'answer' of" in message_of(
+            path, missing_labels="refuse"
+        )
     path = write(tmp_path / "plain.jsonl", records("a"))
     with pytest.raises(UserError, match=r"instructions: expected a column instruction or definition in .*plain\.jsonl"):
         read_stream(path, instructions=True)
@@ -300,7 +302,73 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
 def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     rows = records("a")
     path = write(tmp_path / "mine.jsonl", [rows[0] | change, *rows[1:]])
-    assert said.format(path=path) in message_of(path)
+    assert said.format(path=path) in message_of(path, missing_labels="refuse")
+
+
+def told(path: Path, **settings: Any) -> tuple[Stream, str]:
+    """The stream, and the one warning."""
+    with pytest.warns(UserWarning, match="stream: ") as caught:
+        stream = read_stream(path, **settings)
+    assert len(caught) == 1
+    return stream, str(caught[0].message)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path, suffix: str) -> None:
+    """Empty, blank and missing labels; what is left is read as a table that never had these rows."""
+    rows = records("a") + records("b")
+    empty: list[Any] = ["", "  "] if suffix in (".csv", ".tsv") else [None, "", "  "]
+    gaps = [{"task": "a", "text": f"gap {at}", "label": label} for at, label in enumerate(empty)]
+    if suffix == ".jsonl":
+        gaps += [{"task": "a", "text": "gap 3"}, {"task": "a", "text": "gap 4", "label": float("nan")}]
+    path, whole = tmp_path / f"mine{suffix}", write(tmp_path / f"whole{suffix}", rows)
+    write(path, [*rows[:2], *gaps, {"task": "b", "text": "gap", "label": ""}, *rows[2:]])
+    stream, warning = told(path, seed=3)
+    first = "row 3" if suffix == ".parquet" else "line 3" if suffix == ".jsonl" else "line 4"
+    number = len(gaps) + 1
+    assert warning == (
+        f"stream: {path}: {number} of {40 + number} rows have nothing in the column 'label' and are left out, "
+        f"the first in {first} (missing-labels=refuse stops there)"
+    )
+    assert stream.metadata["unlabeled"] == {"a": len(gaps), "b": 1}
+    assert "unlabeled" not in (expected := read_stream(whole, seed=3)).metadata
+    assert [task.sha256 for task in stream.tasks] == [task.sha256 for task in expected.tasks]
+    if suffix == ".csv":
+        said = message_of(path, missing_labels="refuse")
+        assert said == f"stream: expected a string or a whole number as label in {path}, line 4, got ''"
+
+
+def test_answers_that_are_missing(tmp_path: Path) -> None:
+    empty = (None, "", [], [None, " "])
+    gaps = [{"task": "a", "text": f"gap {at}", "answer": answer} for at, answer in enumerate(empty)]
+    stream, warning = told(write(tmp_path / "mine.jsonl", [*answered("a"), *gaps, {"task": "a", "text": "gap"}]))
+    assert "5 of 25 rows have nothing in the column 'answer' and are left out, the first in line 21" in warning
+    assert stream.metadata["unlabeled"] == {"a": 5}
+    (task,) = stream.tasks
+    assert sum(len(task.split(split)) for split in SPLITS) == 20
+
+
+def test_files_of_a_folder_without_some_labels(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        write(tmp_path / f"a/{split}.csv", [{"text": f"{split} {at}", "label": "xy"[at % 2]} for at in range(10)])
+    with (tmp_path / "a/test.csv").open("a") as file:
+        file.write("nothing said,\n")
+    stream, warning = told(tmp_path)
+    assert warning.startswith(f"stream: {tmp_path / 'a/test.csv'}: 1 of 11 rows have nothing in the column 'label'")
+    assert (stream.metadata["unlabeled"], len(stream.tasks[0].test)) == ({"a": 1}, 10)
+    write(tmp_path / "a/test.csv", [{"text": f"test {at}", "label": ""} for at in range(10)])
+    said = message_of(tmp_path)
+    assert f"expected labels in the column 'label' of {tmp_path / 'a/test.csv'}, none of 10 rows has one" in said
+    write(tmp_path / "a/test.csv", [{"text": f"test {at}"} for at in range(10)])
+    assert f"expected the column 'label' in {tmp_path / 'a/test.csv'}, line 2, found text" in message_of(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:stream.*have nothing in the column")
+def test_a_task_without_any_label_does_not_vanish(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", records("a") + records("b", label=None))
+    assert message_of(path) == f"stream: expected labels of the task 'b' in {path}, none of 20 rows has one"
+    blank = write(tmp_path / "blank.csv", [*records("a"), {"task": "", "text": "", "label": ""}])  # of a spreadsheet
+    assert [task.name for task in read_stream(blank).tasks] == ["a"]
 
 
 @pytest.mark.parametrize("column", ["text", "label"])

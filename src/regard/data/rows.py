@@ -66,6 +66,7 @@ class RawTask:
     kind: str = ""  # category of a text-to-text task
     files: Mapping[str, Any] = field(default_factory=dict)  # what the files contain, and how they were divided
     overlaps: dict[str, int] = field(default_factory=dict)  # what the splits had in common before rows were dropped
+    unlabeled: int = 0  # rows of a user's own task that were left out since they have no label
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2 and not self.has_free_answers:

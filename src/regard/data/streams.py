@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
+from regard.data.missing_labels import UNLABELED, MissingLabels
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import METRICS, Metric, Protocol, Stream, check_order
@@ -34,6 +35,7 @@ def read_stream(
     protocol: Protocol = "clean",
     task_type: TaskType | None = None,
     missing_tasks: MissingTasks = "refuse",
+    missing_labels: MissingLabels = "skip",
     instructions: bool = False,
     metric: Metric | None = None,
 ) -> Stream:
@@ -53,6 +55,8 @@ def read_stream(
         protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
         task_type: How to read tasks with instructions, and a user's own. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
+        missing_labels: "skip" rows of a user's own tasks without a label or an answer, with a warning, or "refuse"
+            them; `metadata["unlabeled"]` counts them by task.
         instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
             put there in any case.
         metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
@@ -64,6 +68,7 @@ def read_stream(
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
+    check_choice("missing-labels", missing_labels, get_args(MissingLabels))
     if metric is not None:
         check_choice("metric", metric, METRICS)
     name, folder = str(name_or_path), None if folder is None else Path(folder)
@@ -71,7 +76,7 @@ def read_stream(
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
     if spec is None:
-        raw = _read_user(name, folder, seed, task_type)
+        raw = _read_user(name, folder, seed, task_type, missing_labels)
         metadata |= _describe_user(raw, name, instructions)
         if metric is not None and metadata["task_type"] != "generation":
             raise UserError(f"metric: expected none with tasks of classification, got {metric!r}")
@@ -138,6 +143,7 @@ def assemble_stream(
         for splits, task, count in zip(available, raw, samples_per_class, strict=True)
     ]
     comparison = compare_splits(raw, available, protocol, seed)
+    unlabeled = {task.name: task.unlabeled for task in raw if task.unlabeled}
     metrics = [metric] * len(raw) if metric is None or isinstance(metric, str) else metric
     return Stream(
         name=name,
@@ -157,6 +163,7 @@ def assemble_stream(
             "available": {splits.name: _count_classes(splits) for splits in available},
             "drawn": {splits.name: _count_classes(splits) for splits in sampled},
             "overlaps": {splits.name: dict(splits.overlaps) for splits in available},
+            **({UNLABELED: unlabeled} if unlabeled else {}),
             **({"protocols": comparison} if comparison else {}),
         },
     )
@@ -200,7 +207,9 @@ def _resolve_order(order: str | Sequence[int], spec: StreamSpec | None, names: l
     return parse_order(order, len(names), seed)
 
 
-def _read_user(name: str, folder: Path | None, seed: int, task_type: TaskType | None) -> list[RawTask]:
+def _read_user(
+    name: str, folder: Path | None, seed: int, task_type: TaskType | None, missing_labels: MissingLabels
+) -> list[RawTask]:
     path = Path(name)
     if not (path.exists() or is_table(name)):
         allowed = f"{', '.join(STREAMS)}, a file ({list_suffixes()}) or a folder with a folder for each task"
@@ -209,7 +218,7 @@ def _read_user(name: str, folder: Path | None, seed: int, task_type: TaskType | 
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     if task_type is not None:
         check_choice("task-type", task_type, get_args(TaskType))
-    return read_user_tasks(path, seed, task_type)
+    return read_user_tasks(path, seed, task_type, missing_labels)
 
 
 def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dict[str, Any]:

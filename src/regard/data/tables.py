@@ -18,6 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow
 import pyarrow.parquet
 
+from regard.data.missing_labels import MissingLabels, find_labeled, undo_float
 from regard.errors import UserError, warn_user
 
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
@@ -35,12 +36,16 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of a file or split, at least one, and how messages name it, its lines and the user's option."""
+    """Rows of a file or split, at least one, and how messages name it, its lines and the user's option.
+
+    `unlabeled` is the number of rows that were left out since they have no label.
+    """
 
     name: str
     rows: tuple[TableRow, ...]
     unit: str = "line"
     option: str = TASK
+    unlabeled: int = 0
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -65,12 +70,16 @@ def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
     return replace(table, rows=tuple(row for row in table.rows if row.label != NO_GOLD_LABEL))
 
 
-def read_table(path: Path, columns: Columns, option: str = TASK) -> Table:
+def read_table(path: Path, columns: Columns, option: str = TASK, *, missing_labels: MissingLabels = "refuse") -> Table:
     """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
     unit = row_unit(path)
-    records = _read_tsv(path, option, columns.header) if columns.header else read_records(path, option)
-    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in records)
-    return Table(str(path), tuple(rows), unit, option)
+    records = list(_read_tsv(path, option, columns.header) if columns.header else read_records(path, option))
+    kept = records
+    if missing_labels == "skip":
+        places = [(values, f"{unit} {line}") for line, values in records]
+        kept = [records[index] for index in find_labeled(places, columns.label, path, option)]
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in kept)
+    return Table(str(path), tuple(rows), unit, option, unlabeled=len(records) - len(kept))
 
 
 _CONLL_GAP = re.compile("[ \t]+")  # a word may have other spaces, as that between thousands
@@ -181,7 +190,7 @@ def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line:
         if not isinstance(text, str):
             raise UserError(f"{option}: expected a string in the column '{name}' of {location}, got {text!r}")
     label = record[columns.label]
-    label = label.strip() if isinstance(label, str) else label
+    label = label.strip() if isinstance(label, str) else undo_float(label)
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":
         raise UserError(f"{option}: expected a string or a whole number as label in {location}, got {label!r}")
     return TableRow(texts, str(label), line)

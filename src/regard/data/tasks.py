@@ -5,10 +5,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
+from regard.data.missing_labels import MissingLabels
 from regard.data.rows import TextKey
 from regard.errors import UserError, check_choice, warn_user
 
@@ -126,6 +128,7 @@ def read_task(
     label: str | None = None,
     validation: str | Path | None = None,
     metric: str | None = None,
+    missing_labels: MissingLabels = "skip",
 ) -> Task:
     """Read a task of `TASKS`, or a table of the user's own (.jsonl, .csv, .tsv without quotes, or .parquet).
 
@@ -141,14 +144,19 @@ def read_task(
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
+        missing_labels: "skip" rows of a user's table without a label, with a warning and counted in `Task.unlabeled`,
+            or "refuse" them.
     """
+    check_choice("missing-labels", missing_labels, get_args(MissingLabels))
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
-    spec = None
+    spec, unlabeled = None, 0
     if tables.is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
-        *splits, source = _read_user_table(Path(name), _parse_columns(text, label), validation, seed)
+        paths = [Path(path) for path in (name, validation) if path is not None]
+        *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_labels)
+        unlabeled = sum(table.unlabeled for table in splits)
     else:
         if name not in TASKS:
             allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
@@ -174,6 +182,7 @@ def read_task(
         train=train,
         validation=held_out,
         source=source,
+        unlabeled=unlabeled,
     )
 
 
@@ -184,10 +193,15 @@ def _parse_columns(text: str | None, label: str | None) -> tables.Columns:
     return tables.Columns(texts, label or "label")
 
 
-def _read_user_table(path: Path, columns: tables.Columns, validation: str | Path | None, seed: int) -> _Tables:
-    table = tables.read_table(path, columns)
-    if validation is not None:
-        return table, _read_validation(Path(validation), columns, table), f"{path}, {validation}"
+def _read_user_table(
+    paths: Sequence[Path], columns: tables.Columns, seed: int, missing_labels: MissingLabels
+) -> _Tables:
+    """Read a table to train on, and one to validate on or a part of it."""
+    path, table = paths[0], tables.read_table(paths[0], columns, missing_labels=missing_labels)
+    if len(paths) > 1:
+        held = tables.read_table(paths[1], columns, missing_labels=missing_labels)
+        _warn_of_shared_texts(held, table)
+        return table, held, f"{path}, {paths[1]}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
         raise UserError(f"task: expected two texts with one label in {path}, one for validation; there are none")
@@ -195,6 +209,7 @@ def _read_user_table(path: Path, columns: tables.Columns, validation: str | Path
         replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
     )
+    rest = replace(rest, unlabeled=0)  # which were counted in the other
     return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
 
 
@@ -220,13 +235,12 @@ def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:
     return held_out
 
 
-def _read_validation(path: Path, columns: tables.Columns, train: tables.Table) -> tables.Table:
-    """Read a table to validate on; warn of texts that it has from the table to train on."""
-    table = tables.read_table(path, columns)
+def _warn_of_shared_texts(table: tables.Table, train: tables.Table) -> None:
+    """Warn of texts that a table to validate on has from the table to train on."""
     known = {TextKey.of(row.texts) for row in train.rows}
     if shared := sum(TextKey.of(row.texts) in known for row in table.rows):
-        warn_user(f"validation: {shared} of {len(table.rows)} rows of {path} have texts of {train.name}, trained on")
-    return table
+        told = f"{shared} of {len(table.rows)} rows of {table.name} have texts of {train.name}, trained on"
+        warn_user(f"validation: {told}")
 
 
 def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:

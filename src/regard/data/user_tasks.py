@@ -1,7 +1,7 @@
 """Readers of a user's own tasks: a table of all, or a folder with tables for each; rows have labels or free answers."""
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
 from regard.data.instructions import format_prompt
+from regard.data.missing_labels import MissingLabels, find_labeled, undo_float
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
@@ -51,7 +52,9 @@ class _Columns(NamedTuple):
     is_text: bool
 
 
-def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) -> list[RawTask]:
+def read_user_tasks(
+    path: Path, seed: int, task_type: TaskType | None = None, missing_labels: MissingLabels = "skip"
+) -> list[RawTask]:
     """Read tasks from a table or a folder.
 
     A table has the columns task, text and label or answer, and optionally text_pair, instruction and split. Without the
@@ -59,6 +62,8 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     tenth and a fifth of each class; classes of one text or two are in train alone. The columns input and output, of
     instructions as they are published, are read as text and answer where these are missing. A folder has a folder per
     task with the tables train, test and optionally dev, with the same columns but task and split.
+
+    Rows without a label or an answer are left out with a warning, or refused, as `missing_labels` says.
 
     Integer classes, also those written as 1.0, belong to one task and get its name as a prefix. Other classes with the
     same name are one class.
@@ -68,9 +73,10 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
     the Long Sequence benchmark.
     """
     if path.is_dir():
-        return _read_folder(path, task_type)
-    records = _read_records(path)
-    columns = _find_columns(records, task_type, str(path))
+        return _read_folder(path, task_type, missing_labels)
+    every = _read_records(path)
+    columns = _find_columns(every, task_type, str(path))
+    records = _drop_unlabeled(every, columns, path, missing_labels)
     has_splits = any("split" in record.values for record in records)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
@@ -86,14 +92,41 @@ def read_user_tasks(path: Path, seed: int, task_type: TaskType | None = None) ->
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
         tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
     _warn_of_case(tasks, f"tasks of {path}")
+    unlabeled = _count_unlabeled(every, records, only_task)
+    if lost := next((name for name in unlabeled if name and name not in tasks), None):
+        expected = f"expected labels of the task {lost!r} in {path}"
+        raise UserError(f"stream: {expected}, none of {unlabeled[lost]} rows has one")
     if has_splits:
-        return [_make_task(name, splits, str(path), columns) for name, splits in tasks.items()]
+        return [
+            _make_task(name, splits, str(path), columns, unlabeled=unlabeled[name]) for name, splits in tasks.items()
+        ]
     dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
     source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
-    return [_make_task(name, splits, source, columns, (seed, path)) for name, splits in tasks.items()]
+    return [
+        _make_task(name, splits, source, columns, (seed, path), unlabeled=unlabeled[name])
+        for name, splits in tasks.items()
+    ]
 
 
-def _read_folder(path: Path, task_type: TaskType | None) -> list[RawTask]:
+def _drop_unlabeled(
+    records: list[_Record], columns: _Columns, path: Path, missing_labels: MissingLabels
+) -> list[_Record]:
+    if missing_labels == "refuse":
+        return records
+    rows = [(values, location.removeprefix(f"{path}, ")) for values, location in records]
+    return [records[index] for index in find_labeled(rows, columns.answer or "label", path, tables.STREAM)]
+
+
+def _count_unlabeled(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
+    """Return how many rows of each task were left out; those without a task are of none ("")."""
+    locations = {record.location for record in kept}
+    left_out = [record.values.get("task") for record in every if record.location not in locations]
+    if only_task is not None:
+        return Counter({only_task: len(left_out)})
+    return Counter("" if task is None else str(task).strip() for task in left_out)
+
+
+def _read_folder(path: Path, task_type: TaskType | None, missing_labels: MissingLabels) -> list[RawTask]:
     files_by_task: dict[str, dict[str, Path]] = {}
     for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
         files = files_by_task[folder.name] = _find_split_files(folder)
@@ -105,12 +138,14 @@ def _read_folder(path: Path, task_type: TaskType | None) -> list[RawTask]:
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
     records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
     columns = _find_columns([record for rows in records.values() for record in rows], task_type, str(path))
+    labeled = {file: _drop_unlabeled(rows, columns, file, missing_labels) for file, rows in records.items()}
     return [
         _make_task(
             name,
-            {split: _read_rows(records[file], columns, file) for split, file in files.items()},
+            {split: _read_rows(labeled[file], columns, file) for split, file in files.items()},
             str(path / name),
             columns,
+            unlabeled=sum(len(records[file]) - len(labeled[file]) for file in files.values()),
         )
         for name, files in files_by_task.items()
     ]
@@ -154,6 +189,8 @@ def _make_task(
     source: str,
     columns: _Columns,
     division: tuple[int, Path] | None = None,
+    *,
+    unlabeled: int = 0,
 ) -> RawTask:
     """Make a task whose classes are those of train: integers by size, then names by alphabet.
 
@@ -190,6 +227,7 @@ def _make_task(
         has_free_answers=columns.answer is not None,
         definition=next(iter(instructions)) if columns.is_text and len(instructions) == 1 else "",
         has_instructions="" not in instructions,
+        unlabeled=unlabeled,
     )
 
 
@@ -222,7 +260,7 @@ def _read_rows(
         tables.check_columns(required, values, location, tables.STREAM)
         answers: tuple[str, ...] = ()
         if columns.answer is None:
-            label = _parse_name(_undo_float(values["label"]), f"a string or a whole number as label in {location}")
+            label = _parse_name(undo_float(values["label"]), f"a string or a whole number as label in {location}")
             answers = (label,) if columns.is_text else ()
         else:
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
@@ -261,11 +299,6 @@ def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
     answers = value if isinstance(value, list) and value else [value]
     expected = f"an answer or a list of answers in the column '{column}' of {location}"
     return tuple(_parse_name(answer, expected) for answer in answers)
-
-
-def _undo_float(value: Any) -> Any:
-    """Return a whole number that was written as a float as an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _parse_name(value: Any, expected: str) -> str:

@@ -106,6 +106,9 @@ class LearnConfig(Config):
         choices=_metric_names,
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
+    missing_labels: Literal["skip", "refuse"] = config_field(
+        "skip", "rows without a label or an answer in tasks of your own: skip, with a warning, or refuse"
+    )
     instructions: bool = config_field(
         False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
     )
@@ -287,7 +290,8 @@ class LearnConfig(Config):
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
-        names = ("samples_per_class", "max_eval_samples", "seed", "protocol", "missing_tasks", "instructions")
+        names = ("samples_per_class", "max_eval_samples", "seed", "protocol", "instructions")
+        names += ("missing_tasks", "missing_labels")
         is_of_first = self.order not in ("random", "paper")
         data = self.data if alone or part in STREAMS else None
         return read_stream(

@@ -18,6 +18,7 @@ from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.references import describe_references
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
+from regard.data.missing_labels import UNLABELED
 from regard.data.splits import AMBIGUOUS, NEAR_COPIES
 from regard.report import labels
 from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
@@ -167,6 +168,9 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
+    if unlabeled := labels.section(labels.section(metadata, "stream"), UNLABELED):
+        counts = learn_tables.list_first([f"{count} of {task}" for task, count in unlabeled.items()], 3)
+        notes.append(f"Rows without a label, which were left out: {counts}.")
     if ambiguous := _list_counts(metadata, AMBIGUOUS):
         notes.append(f"Texts with several labels, of which one at most is right: {ambiguous}.")
     if near := _list_counts(metadata, NEAR_COPIES):

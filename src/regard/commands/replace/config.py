@@ -87,6 +87,9 @@ class ReplaceConfig(Config):
         None, "your own file of validation rows (default: a fifth of the file)", none_word=""
     )
     metric: str | None = config_field(None, "metric for your own file: accuracy (default), f1 or mcc", none_word="")
+    missing_labels: Literal["skip", "refuse"] = config_field(
+        "skip", "rows of your own file without a label: skip, with a warning, or refuse"
+    )
 
     def check(self) -> None:
         """Validate combinations of fields. Raises UserError."""
@@ -111,7 +114,7 @@ class ReplaceConfig(Config):
     @property
     def columns(self) -> dict[str, Any]:
         """What a file of your own holds, as `regard.data.read_task` takes it."""
-        return {name: getattr(self, name) for name in ("text", "label", "validation", "metric")}
+        return {name: getattr(self, name) for name in ("text", "label", "validation", "metric", "missing_labels")}
 
     @property
     def _only_attention(self) -> bool:
