@@ -290,8 +290,8 @@ class LearnConfig(Config):
         from regard.data.stream_catalog import STREAMS
         from regard.data.streams import STDLIB, read_stream
 
-        names = ("samples_per_class", "max_eval_samples", "seed", "protocol", "instructions")
-        names += ("missing_tasks", "missing_labels")
+        sampled = ("samples_per_class", "max_eval_samples", "seed", "protocol")
+        names = (*sampled, "missing_tasks", "missing_labels", "instructions")
         is_of_first = self.order not in ("random", "paper")
         data = self.data if alone or part in STREAMS else None
         return read_stream(
