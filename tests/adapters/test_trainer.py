@@ -116,6 +116,43 @@ def test_it_trains_as_in_a_loop_of_ones_own(family: str, tmp_path: Path) -> None
     assert_close(adapters.router.scatter, twin.router.scatter)
 
 
+def own_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    return nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("fitted", [True, False])
+def test_prompts_that_a_loss_function_hides_are_asked_for(fitted: bool, tmp_path: Path) -> None:
+    """The router knows rows by their prompts, and would weigh prompt and answer in training."""
+    adapters = learner("llama", fitted=False)
+    adapters.fit_router("old", [rows("llama", seed=0)])
+    if fitted:
+        adapters.fit_router("new", [batch_of(data("llama"))])
+    trainer = trainer_of(adapters, "llama", tmp_path)
+    trainer.compute_loss_func = own_loss
+    trainer.add_callback(regard.GateCallback())
+    with pytest.raises(UserError, match="labels: expected them or a prompt_mask in training, since the router knows"):
+        trainer.train()
+    assert not adapters._routing._calls
+
+
+@pytest.mark.filterwarnings("ignore:new. expected an own weight")
+def test_a_loss_function_with_masks_of_prompts_trains_as_the_models_own(tmp_path: Path) -> None:
+    found = []
+    for masked in (False, True):
+        adapters = learner("llama", fitted=False)
+        adapters.fit_router("old", [rows("llama", seed=0)])
+        trainer = trainer_of(adapters, "llama", tmp_path)
+        if masked:
+            table = data("llama")
+            masks = [[int(label == -100) for label in row] for row in table["labels"]]
+            trainer.train_dataset = table.add_column("prompt_mask", masks)
+            trainer.compute_loss_func = own_loss
+        trainer.add_callback(regard.GateCallback())
+        trainer.train()
+        found.append(torch.tensor(losses(trainer)))
+    assert_close(*found)
+
+
 @pytest.mark.parametrize("family", LEARNERS)
 def test_evaluation_gives_the_loss_and_the_outputs(family: str, tmp_path: Path) -> None:
     adapters = learner(family)

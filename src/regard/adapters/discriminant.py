@@ -99,9 +99,6 @@ class DiscriminantRouter(nn.Module):
         Raises:
             UserError: There is no adapter, or one of several has no rows.
         """
-        count = int(self.count)
-        if not (count if blocks is None else len(blocks)):
-            raise UserError("adapters: expected at least one that is in use, got none; add one")
         with torch.autocast(vectors.device.type, enabled=False):
             center, directions, offsets = self._solution()
             scores = (vectors.to(center) - center) @ directions + offsets
@@ -130,6 +127,8 @@ class DiscriminantRouter(nn.Module):
 
     def _solve(self) -> tuple[Tensor, Tensor, Tensor]:
         used = int(self.count)
+        if not used:
+            raise UserError("adapters: expected at least one that is in use, got none; add one")
         means, unknown = _precise(self.means[:used]), (self.num_rows[:used] == 0).nonzero().flatten().tolist()
         if used > 1 and unknown:
             name = self.names[unknown[0]] if unknown[0] < len(self.names) else f"adapter {unknown[0] + 1} of {used}"

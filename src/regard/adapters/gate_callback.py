@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, Subset
 from transformers import TrainerCallback
 
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.adapters.head import warn_of_new_head
 from regard.adapters.shared import SharedAdapters
 from regard.adapters.task_training import BatchesOnDevice, own_weight
 from regard.errors import UserError, check_int
@@ -42,9 +43,13 @@ class GateCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         adapters, name = _open_adapter(kwargs["model"])
         _check_smoothing(args, adapters)
-        if isinstance(adapters.router, DiscriminantRouter) and not adapters.knows(name):
-            with torch.random.fork_rng(devices=[]):
-                adapters.fit_router(name, self._batches(args, adapters, kwargs["train_dataloader"]))
+        warn_of_new_head(adapters)
+        with torch.random.fork_rng(devices=[]):
+            batches = self._batches(args, adapters, kwargs["train_dataloader"])
+            if isinstance(adapters.router, DiscriminantRouter) and not adapters.knows(name):
+                adapters.fit_router(name, batches)
+            else:
+                adapters.note_prompt(name, next(iter(batches)))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         adapters, name = _open_adapter(kwargs["model"])

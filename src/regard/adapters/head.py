@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.adapters.base_identity import fresh_pooler
 from regard.adapters.off_loading import stored_tensor
 from regard.errors import UserError, warn_user
-from regard.models.base_files import find_base_files
+from regard.models.base_files import find_base_files, tensor_names
 
 
 def head_names(adapters: Any) -> dict[str, bool]:
@@ -66,6 +66,35 @@ def _told_tied(adapters: Any, names: Sequence[str]) -> str:
     output = adapters.model.get_output_embeddings()
     tied = output is not None and any(adapters.model.get_parameter(name) is output.weight for name in names)
     return "; the output embeddings are tied to it (tie_word_embeddings)" if tied else ""
+
+
+def written(adapters: Any) -> dict[str, int]:
+    """Return how often each parameter of the head has been written to, by name."""
+    return {name: 0 if value.is_inference() else value._version for name, value in _head(adapters)}
+
+
+def warn_of_new_head(adapters: Any) -> None:
+    """Warn of a head that the model's files lack, that nothing has been written to since, and that does not train."""
+    head = dict(_head(adapters))
+    if not head or any(value.requires_grad or value.is_meta for value in head.values()):
+        return
+    if written(adapters) != adapters.head_versions or any(
+        name.endswith("bias") and bool(value.any()) for name, value in head.items()
+    ):
+        return
+    files, prefix = find_base_files(adapters.model), f"{adapters.model.base_model_prefix}."
+    stored = tensor_names(files) if files else set()
+    if not stored or any(name in stored or name.removeprefix(prefix) in stored for name in head):
+        return
+    part = list(head)[-1].partition(".")[0]
+    told = f"the head ({', '.join(head)}) is not in the files of {adapters.model.name_or_path} and does not train"
+    warn_user(f"model: {told}: adapters learn behind a random one; adapters.{part}.requires_grad_(True) opens it")
+
+
+def _head(adapters: Any) -> list[tuple[str, Any]]:
+    """Return the parameters of the model that are neither of the base nor of adapters, with their names."""
+    known = _base_ids(adapters) | _adapter_ids(adapters)
+    return [(name, value) for name, value in adapters.model.named_parameters() if id(value) not in known]
 
 
 def read_head(adapters: Any, name: str) -> Tensor:

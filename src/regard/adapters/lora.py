@@ -94,7 +94,7 @@ class Mixture:
         gather = sparse and (self.top_k or 0) * (tokens + GATHERED * groups) < frozen * (tokens + GATHERED // 2)
         top_k_all = None if training or self.top_k is None or self.top_k >= count else self.top_k
         arguments = (rank, scale, trained, self.top_k if sparse else None, gather, top_k_all)
-        if torch.is_grad_enabled() and weights.requires_grad:
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and weights.requires_grad):
             return _layer_weights(weights.to(device), *arguments)
         key = (
             *arguments,

@@ -16,6 +16,7 @@ from regard.adapters import training_state
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
 from regard.adapters.generation import default_mask
+from regard.adapters.head import written
 from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading, execution_device
@@ -113,6 +114,8 @@ class AdapterModel(nn.Module):
         self.known_identities = KnownIdentities()
         self._lineages: dict[str, dict[str, Any]] = {}
         self.past_tasks: dict[str, PastTask] = {}
+        self._prompted: set[str] = set()
+        self.head_versions = written(self)
         along = isinstance(self.pool, LoraAdapterPool) and are_above(query_reader, self.pool.layers.values())
         self._routing = Routing(
             model, self.pool.mixture, self.router, query_reader, reads_along=along, prepare=self.keep_in_memory
@@ -184,6 +187,7 @@ class AdapterModel(nn.Module):
         self.pool.delete(index)
         self.router.delete(index)
         self.reseed(1)
+        self._prompted.discard(name)
         del self._lineages[name]
         self._changed()
 
@@ -191,6 +195,13 @@ class AdapterModel(nn.Module):
         """Return whether the router was given rows of an adapter's task."""
         index, router = self.index_of(name), self.router
         return name in self.past_tasks if isinstance(router, SharedAttention) else bool(router.num_rows[index] > 0)
+
+    def note_prompt(self, name: str, batch: Mapping[str, Any]) -> None:
+        """Take note of an adapter whose rows have answers, which the router does not see."""
+        inputs = dict(batch)
+        if name not in self._prompted and self._routing.marks_answer(inputs, inputs.pop("prompt_mask", None)):
+            self._prompted.add(name)
+            self._routing.expects_prompt = self.active_adapter in self._prompted
 
     def layers(self, action: str) -> dict[str, MixedLayer]:
         """Return the adapted layers by name, for an action that only LoRA adapters support."""
@@ -232,7 +243,7 @@ class AdapterModel(nn.Module):
 
     def _changed(self) -> None:
         """Take note of adapters that were added or removed."""
-        self._routing.changed()
+        self._routing.changed(len(self._lineages))
         if not isinstance(self.router, SharedAttention):
             self.router.names = self.adapter_names
 
@@ -243,12 +254,13 @@ class AdapterModel(nn.Module):
         self.pool.set_trainable(index)
         self.router.set_trainable(index)
         self.active_adapter = name
+        self._routing.expects_prompt = name in self._prompted
 
     def freeze(self) -> None:
         self.keep_in_memory()
         self.pool.set_trainable()
         self.router.set_trainable(None)
-        self.active_adapter = None
+        self.active_adapter, self._routing.expects_prompt = None, False
 
     def unload(self) -> PreTrainedModel:
         """Remove all adapters and return the model, still frozen; merged adapters stay in its weights."""

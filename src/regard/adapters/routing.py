@@ -64,6 +64,8 @@ class Routing:
         self.unmerged: list[tuple[MixedLayer, Tensor]] = []
         self._is_reading = False
         self.state = object()
+        self.num_adapters = 0  # a number that `torch.compile` knows without reading a tensor
+        self.expects_prompt = False  # while an adapter trains whose rows the router knows by their prompts
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None
         self._calls: list[_Call] = []
@@ -89,9 +91,9 @@ class Routing:
         for handle in self._handles:
             handle.remove()
 
-    def changed(self) -> None:
-        """Invalidate attached weights after adapters were added or removed."""
-        self.state = object()
+    def changed(self, num_adapters: int) -> None:
+        """Invalidate attached weights after adapters were added or removed, and take note of their number."""
+        self.state, self.num_adapters = object(), num_adapters
 
     @contextmanager
     def use_weights(self, weights: Tensor | None) -> Iterator[None]:
@@ -149,10 +151,25 @@ class Routing:
             words = in_prompt & ~torch.isin(tokens, torch.tensor(self._special, device=tokens.device))
         return torch.where(words.any(1, keepdim=True), in_prompt, valid)
 
+    def marks_answer(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> bool:
+        """Return whether labels, or a mask of the prompt, take tokens of a batch out of what is routed by."""
+        known = self._valid_mask(inputs, prompt)
+        return not torch.equal(known, self._valid_mask({**inputs, "labels": None}, None))
+
+    def _check_prompt(self, labels: Tensor | None) -> None:
+        """Refuse to train by the weights of prompt and answer where the router knows prompts."""
+        is_told = labels is not None or self.prompt is not None
+        trains = self.model.training and torch.is_grad_enabled()
+        if self.expects_prompt and trains and self.num_adapters > 1 and not is_told:
+            raise UserError(
+                "labels: expected them or a prompt_mask in training, since the router knows rows by their prompts, got "
+                "neither (with compute_loss_func the Trainer takes labels away: give rows a prompt_mask)"
+            )
+
     @property
     def is_active(self) -> bool:
         """Whether weights are computed: there are adapters, and no weights are forced."""
-        return self._forced is None and int(self.router.count) > 0
+        return self._forced is None and self.num_adapters > 0
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call; the outermost one begins without weights, unless some are forced."""
@@ -204,6 +221,7 @@ class Routing:
             self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
+            self._check_prompt(inputs["labels"])
             if not self._read_along(inputs):
                 self.mixture.weights = self.router(self.vectors(inputs, self.prompt))
 

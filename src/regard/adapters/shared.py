@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
-from regard.adapters.head import check_frozen_base
+from regard.adapters.head import check_frozen_base, warn_of_new_head
 from regard.adapters.lora_pool import tied_layers
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.new_adapter import new_adapter
@@ -136,6 +136,8 @@ class SharedAdapters(AdapterModel):
         moved = BatchesOnDevice(batches, device)
         checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
         check_frozen_base(self)
+        if loss is None:
+            warn_of_new_head(self)
         for task in checked.keys() - {name}:
             self.index_of(task)
         with self._open(name):
@@ -189,19 +191,22 @@ class SharedAdapters(AdapterModel):
         if not isinstance(router, DiscriminantRouter):
             expected = "router: expected 'discriminant', which is fitted"
             raise UserError(f"{expected}, got 'attention'; `regard.adapters.router_warmup.warm_up_router` trains it")
-        router.fit(index, self._all_vectors(batches))
+        router.fit(index, self._all_vectors(name, batches))
 
     def _warm_up(self, router: SharedAttention, name: str, batches: Batches) -> None:
         """Teach a learnt router the rows of a task, if it does not know them, and freeze it."""
         if name not in self.past_tasks:
-            vectors, earlier = self._all_vectors(batches), self.past_tasks.values()
+            vectors, earlier = self._all_vectors(name, batches), self.past_tasks.values()
             moved = [PastTask(*(values.to(vectors.device) for values in task)) for task in earlier]
             self.past_tasks[name] = learn_task(router, self.index_of(name), vectors, moved)
         router.set_trainable(None)
 
-    def _all_vectors(self, batches: Batches) -> Tensor:
-        with torch.no_grad():
-            vectors = [self.query_vectors(**check_batch(batch)) for batch in batches]
+    def _all_vectors(self, name: str, batches: Batches) -> Tensor:
+        vectors = []
+        for batch in batches:
+            with torch.no_grad():
+                vectors.append(self.query_vectors(**check_batch(batch)))
+            self.note_prompt(name, batch)
         if not vectors:
             raise UserError("batches: expected at least one, got none")
         return torch.cat(vectors)
