@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +23,7 @@ from regard.continual.methods.lfpt5 import (
     mean_losses,
     parse_row,
 )
+from regard.continual.pseudo import generator
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors
@@ -235,6 +237,25 @@ def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
         found.append(method.state.values[GENERATED])
     assert found[0] == found[1]
     assert found[0][0]
+
+
+def test_processes_learn_what_the_first_has_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where rounding has a later one draw other texts, of which another number are rows."""
+    learner, method = made()
+    method.before_task(learner, 0)
+    own, first = ["nothing that is a row"], ["animals : cat say : quick a cat", "animals : dog say : quick a dog"]
+    monkeypatch.setattr(TextLearner, "sample_texts", lambda *_, **__: own)
+    sent: list[bytes] = []
+
+    def gather(content: bytes) -> list[bytes]:
+        sent.append(content)
+        return [json.dumps(first).encode(), content]
+
+    monkeypatch.setattr(generator.processes, "world_size", lambda: 2)
+    monkeypatch.setattr(generator.processes, "all_gather_bytes", gather)
+    method.after_task(learner, 0)
+    assert method.state.values[GENERATED] == [[["animals : cat say :", "animals : dog say :"], ["a cat", "a dog"]]]
+    assert [json.loads(content) for content in sent] == [own]
 
 
 def test_a_small_share_of_few_rows_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
+from regard.continual.pseudo.generator import broadcast_texts
 from regard.continual.scoring import NORMALIZERS
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
@@ -164,7 +165,7 @@ class Lfpt5(PromptMethod):
             for _ in range(_TRIES):
                 with prompts.prepend(prompt):
                     texts = learner.sample_texts(question, count, **options, max_new_tokens=max_tokens)
-                for text in texts:
+                for text in broadcast_texts(texts):  # rounding may have processes draw others
                     row = parse_row(text, self.config.separator)
                     if row is not None and normalize is not None:
                         answer = answers.get(normalize(row[1]))
