@@ -144,6 +144,13 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     assert (task.unlabeled, len(task.train), len(task.validation)) == (3, 10, 10)
 
 
+def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "sts.csv"
+    path.write_text("text,label\n" + "".join(f"x {number},{number // 2 / 2}\n" for number in range(10)))
+    with pytest.warns(UserWarning, match=r"task: labels of .*sts.csv are decimal numbers, such as 0.5: each of 5"):
+        assert read_task(str(path)).labels == ("0.0", "0.5", "1.0", "1.5", "2.0")
+
+
 def test_f1_needs_two_classes(tmp_path: Path) -> None:
     rows = [{"text": f"x {number}", "label": number % 3} for number in range(9)]
     with pytest.raises(UserError, match="expected two classes for f1, got 3"):

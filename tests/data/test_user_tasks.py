@@ -363,6 +363,20 @@ def test_files_of_a_folder_without_some_labels(tmp_path: Path) -> None:
     assert f"expected the column 'label' in {tmp_path / 'a/test.csv'}, line 2, found text" in message_of(tmp_path)
 
 
+def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
+    """In a .csv, whose cells are texts; elsewhere they are refused."""
+    for labels, is_told in ((("0.5", "1", "1.5"), True), (("1.0", "2.0"), False), (("1.5", "few"), False)):
+        rows = [{"task": "a", "text": f"text {at}", "label": labels[at % len(labels)]} for at in range(18)]
+        path = write(tmp_path / "mine.csv", rows)
+        if is_told:
+            warning = told(path)[1]
+            assert warning.startswith(
+                "stream: labels of 'a' are decimal numbers, such as 0.5: each of 3 numbers is a class"
+            )
+        else:
+            read_stream(path)
+
+
 @pytest.mark.filterwarnings("ignore:stream.*have nothing in the column")
 def test_a_task_without_any_label_does_not_vanish(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", records("a") + records("b", label=None))
@@ -522,6 +536,7 @@ def test_whole_numbers_written_as_floats_are_whole_numbers(tmp_path: Path, suffi
     assert read_stream(write(tmp_path / f"a{suffix}", rows)).classes == ("a/0", "a/1", "b/0", "b/1")
 
 
+@pytest.mark.filterwarnings("ignore:stream. labels of .* are decimal numbers")
 def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
     rows = [{"task": task, "text": f"{task} {at}", "label": f"{at % 3 / 2}"} for task in "ab" for at in range(60)]
     assert read_stream(write(tmp_path / "a.csv", rows)).classes == ("0.0", "0.5", "1.0")

@@ -177,6 +177,18 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
 
 
+def warn_of_decimals(labels: Iterable[str], place: object, option: str) -> None:
+    """Warn of labels that are all numbers, and not all whole ones: each is a class, as measurements are not meant."""
+    names = set(labels)
+    decimal = next((name for name in sorted(names) if not _WHOLE.fullmatch(name)), None)
+    if decimal is not None and all(map(_NUMBER.fullmatch, names)):
+        told = f"each of {len(names)} numbers is a class of its own, without an order; regression is not served"
+        warn_user(f"{option}: labels of {place} are decimal numbers, such as {decimal}: {told}")
+
+
+_NUMBER, _WHOLE = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?"), re.compile(r"[-+]?\d+(\.0*)?")
+
+
 def check_columns_once(names: Iterable[str], place: object, option: str) -> None:
     """Raise UserError if a column that has a name is there twice."""
     if twice := next((name for name, count in Counter(filter(None, names)).items() if count > 1), None):

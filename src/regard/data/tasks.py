@@ -157,6 +157,7 @@ def read_task(
         paths = [Path(path) for path in (name, validation) if path is not None]
         *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_labels)
         unlabeled = sum(table.unlabeled for table in splits)
+        tables.warn_of_decimals((str(row.label) for table in splits for row in table.rows), name, tables.TASK)
     else:
         if name not in TASKS:
             allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"

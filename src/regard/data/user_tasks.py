@@ -204,6 +204,8 @@ def _make_task(
     if "" in instructions and len(instructions) > 1:
         location = next(row.location for rows in by_split.values() for row in rows if not row.instruction)
         raise UserError(f"stream: expected an instruction in each row of {name!r}, or in none, got none in {location}")
+    if not columns.is_text:
+        tables.warn_of_decimals((row.label for rows in splits.values() for row in rows), repr(name), tables.STREAM)
     if division is not None:
         seed, path = division
         divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
