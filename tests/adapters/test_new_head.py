@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, LlamaConfig, LlamaModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertModel,
+    LlamaConfig,
+    LlamaModel,
+)
 
 from regard.adapters.shared import SharedAdapters
 
@@ -68,5 +75,7 @@ def test_no_other_head_is_told_of(base: Path, tmp_path: Path) -> None:
         again.fit_task("trained before", [batch()], epochs=1)
         own = loaded(base)
         own.fit_task("own loss", [batch()], epochs=1, loss=lambda rows: own(**rows).logits.square().mean())
+        language = AutoModelForCausalLM.from_pretrained(base)  # whose files have no output embeddings
+        SharedAdapters(language, r=2).fit_task("words", [{**batch(), "labels": batch()["input_ids"]}], epochs=1)
         made = AutoModelForSequenceClassification.from_config(type(model.config)(**SIZES, num_labels=3, pad_token_id=0))
         SharedAdapters(made, r=2).fit_task("without files", [batch()], epochs=1)

@@ -92,7 +92,12 @@ def warn_of_new_head(adapters: Any) -> None:
 
 
 def _head(adapters: Any) -> list[tuple[str, Any]]:
-    """Return the parameters of the model that are neither of the base nor of adapters, with their names."""
+    """Return the parameters that are neither of the base nor of adapters, with their names; none of a language model.
+
+    Its output embeddings may have another name in the files of the base.
+    """
+    if adapters.model.get_output_embeddings() is not None:
+        return []
     known = _base_ids(adapters) | _adapter_ids(adapters)
     return [(name, value) for name, value in adapters.model.named_parameters() if id(value) not in known]
 
