@@ -173,3 +173,16 @@ def is_close(keys: Tensor, observed: Tensor) -> Tensor:
     info = torch.finfo(keys.dtype)
     largest = observed.abs().amax(dim=(0, 1))
     return (keys - observed).abs() <= (2 if info.bits == 16 else 32) * info.eps * largest.maximum(largest.median())
+
+
+def check_same_keys(now: Tensor, observed: Tensor) -> None:
+    """Raise a UserError if entries (row, key, entry) of a cache's keys are not those observed before."""
+    if torch.equal(now, observed) or bool(is_close(now, observed).all()):
+        return
+    if bool(is_close(now[:, None], observed).flatten(2).all(-1).any(1).all()):
+        raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
+    raise UserError(
+        "cannot observe this cache: its keys are not those that were observed; another model has filled it, this one has "
+        "outside of the block, or the cache changes what it holds, as a quantized one does; go on with a cache that this "
+        "model alone fills, inside the block"
+    )

@@ -18,7 +18,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
-from regard.hooks.cached_keys import is_close
+from regard.hooks.cached_keys import check_same_keys
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site, masks_padding
@@ -206,15 +206,7 @@ class Sequences:
         if self._key_entries is not None:
             before, since = self._key_entries
             first, last = max(since, dropped), since + before.shape[1]
-            now, expected = entries[:, first - dropped : last - dropped], before[:, first - since :]
-            if not torch.equal(now, expected) and not bool(is_close(now, expected).all()):
-                if bool(is_close(now[:, None], expected).flatten(2).all(-1).any(1).all()):
-                    raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
-                raise UserError(
-                    "cannot observe this cache: its keys are not those that were observed; another model has filled "
-                    "it, this one has outside of the block, or the cache changes what it holds, as a quantized one "
-                    "does; go on with a cache that this model alone fills, inside the block"
-                )
+            check_same_keys(entries[:, first - dropped : last - dropped], before[:, first - since :])
         self._key_entries = entries.clone(), dropped
 
     def find_keys(self, kind: str, call: AttentionCall) -> tuple[int, int]:
