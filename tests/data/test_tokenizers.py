@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, ByT5Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from regard.data import read_tokenizer, train_tokenizer
 from regard.data.blocks import pack
@@ -152,18 +154,24 @@ def test_no_tokenizer_there(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_special_token_written_in_a_text_is_text_to_measure_and_to_pretrain(tmp_path: Path) -> None:
-    """Both read <|endoftext|> as characters and say so; the default call of a tokenizer reads the token."""
+def test_a_special_token_written_in_a_text_is_told_to_measure_and_to_pretrain(tmp_path: Path) -> None:
+    """What a chat template has written is read as tokens where it is measured, and as text where it is learnt."""
     text, tokenizer = "ab c<|endoftext|>de f" * 3, train_tokenizer(["ab c de f"], 257)
-    assert tokenizer.eos_token_id in tokenizer(text)["input_ids"]
-    expected = list(text.encode())
-    message = r"texts: the names of special tokens \(<\|endoftext\|>\) are written in them; they are read as text"
-    with pytest.warns(UserWarning, match=message) as warned:
-        windows = make_text_windows([text], tokenizer, length=len(expected), samples=1)
+    as_tokens = [*b"ab c", *3 * [tokenizer.eos_token_id, *b"de fab c"]][: 3 * 9]
+    message = r"texts: the names of special tokens \(<\|endoftext\|>\) are written in them; they are read as"
+    with pytest.warns(UserWarning, match=f"{message} these tokens") as warned:
+        windows = make_text_windows([text], tokenizer, length=27, samples=1)
     assert len(warned) == 1
-    assert not (windows.input_ids == tokenizer.eos_token_id).any()
-    assert tokenizer.decode(windows.input_ids[0]) == text
-    with pytest.warns(UserWarning, match=message) as warned:
-        blocks = pack([text], tokenizer, len(expected), tmp_path / "blocks")
+    assert windows.input_ids[0].tolist() == as_tokens
+    with pytest.warns(UserWarning, match=f"{message} text") as warned:
+        blocks = pack([text], tokenizer, len(text), tmp_path / "blocks")
     assert len(warned) == 1
-    assert blocks.rows(torch.tensor([0]))[0].tolist() == windows.input_ids[0].tolist()
+    assert blocks.rows(torch.tensor([0]))[0].tolist() == list(text.encode())
+
+
+def test_an_unknown_word_is_no_special_token_written_in_a_text() -> None:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")), unk_token="[UNK]"
+    )
+    tokenizer.backend_tokenizer.pre_tokenizer = Whitespace()
+    assert make_text_windows(["a b a"], tokenizer, length=3, samples=1).input_ids.tolist() == [[1, 0, 1]]

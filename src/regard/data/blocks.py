@@ -215,7 +215,7 @@ class BlockPacker:
 
     def finish(self) -> dict[str, BlocksMetadata]:
         """Move the files to their folder and return the metadata by split; warn of special tokens written in texts."""
-        warn_of_written(self.written)
+        warn_of_written(self.written, "text")
         with _report_write_errors(self.folder):
             notes = {name: BlocksMetadata(**self.metadata, **writer.finish()) for name, writer in self.writers.items()}
             for name, note in notes.items():

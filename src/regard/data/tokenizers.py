@@ -96,10 +96,10 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
     return frozenset({*tokenizer.all_special_ids, *(token for token, one in added.items() if one.special)})
 
 
-def warn_of_written(tokens: Iterable[str]) -> None:
-    """Warn of names of special tokens that were found written in texts, and are read as the text that they are."""
+def warn_of_written(tokens: Iterable[str], reading: str) -> None:
+    """Warn of names of special tokens that were found written in texts, and of how they are read there."""
     if names := ", ".join(sorted(tokens)):
-        warn_user(f"texts: the names of special tokens ({names}) are written in them; they are read as text")
+        warn_user(f"texts: the names of special tokens ({names}) are written in them; they are read as {reading}")
 
 
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:

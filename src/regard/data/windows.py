@@ -59,10 +59,10 @@ def make_text_windows(
     """Cut `samples` windows of `length` tokens from documents, spread over as many documents as possible.
 
     Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
-    one document, in which the name of a special token is text, as in pre-training. Documents are cut at white space
-    into sections of a few windows. Documents and their sections are shuffled by `seed` and taken in turn: the first
-    section of every document, then the second, and so on. Each section gives one window; further ones are used only
-    after that. `bos` is to "keep", "drop" or "add" tokens before the text.
+    one document. The name of a special token in a text is that token, as in a text that a chat template has made, and
+    a warning says so. Documents are cut at white space into sections of a few windows. Documents and their sections are
+    shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
+    gives one window; further ones are used only after that. `bos` is to "keep", "drop" or "add" tokens before the text.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length
@@ -71,9 +71,10 @@ def make_text_windows(
     windows: list[tuple[int, list[int]]] = []
     spare: list[list[tuple[int, list[int]]]] = []
     longest: dict[int, int] = {}
-    special, written = special_tokens(tokenizer), set[int]()
+    special, written = special_tokens(tokenizer), set[str]()
     for document, section in _iterate_sections(documents, section_size, rng):
-        ids = _tokenize_as_text(section, tokenizer, special, written)
+        ids = _tokenize(section, tokenizer)
+        written |= _find_written(ids, section, tokenizer, special)
         longest[document] = max(longest.get(document, 0), len(ids))
         starts = range(0, len(ids) - content_length + 1, content_length)
         section_windows = [(document, ids[start : start + content_length]) for start in starts]
@@ -82,7 +83,7 @@ def make_text_windows(
         spare.append(section_windows[1:])
         if len(windows) == samples:
             break
-    warn_of_written(map(tokenizer.convert_ids_to_tokens, sorted(written)))
+    warn_of_written(written, "these tokens")
     further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
     windows += itertools.islice(further, samples - len(windows))
     if len(windows) < samples:
@@ -160,20 +161,17 @@ def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
     return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
 
 
-def _tokenize(text: str, tokenizer: Any, *, special: bool = False, **options: Any) -> list[int]:
+def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
     """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
-    options |= {"add_special_tokens": special, "verbose": False}
-    return tokenizer(text, padding=False, truncation=False, return_attention_mask=False, **options)["input_ids"]
+    return tokenizer(
+        text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
+    )["input_ids"]
 
 
-def _tokenize_as_text(text: str, tokenizer: Any, special: frozenset[int], written: set[int]) -> list[int]:
-    """Tokenize a text in which names of special tokens are text; the tokens that they name are added to `written`."""
-    ids = _tokenize(text, tokenizer)
-    if not (found := special.intersection(ids)):
-        return ids
-    as_text = _tokenize(text, tokenizer, split_special_tokens=True)
-    written |= found.difference(as_text)  # without those for unknown words, which are in both
-    return as_text
+def _find_written(ids: list[int], text: str, tokenizer: Any, special: frozenset[int]) -> set[str]:
+    """Return the special tokens of a text that are written in it; those for unknown words are not."""
+    found = (str(tokenizer.convert_ids_to_tokens(token)) for token in special.intersection(ids))
+    return {name for name in found if name in text}
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
