@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.hooks import watching
 from regard.hooks.caches import read_cache
+from tests.named_cache import behind
 
 pytestmark = pytest.mark.sample(6)
 
@@ -53,7 +54,7 @@ def test_padding_between_tokens_is_no_token(
         for tokens in steps if is_cached else (18,):
             start, end = end, end + tokens
             part = {"input_ids": ids[:, start:end], "position_ids": given["position_ids"][:, start:end]}
-            options = {"past_key_values": cache, "use_cache": True} if is_cached else {}
+            options = behind(cache) | {"use_cache": True} if is_cached else {}
             output = model(**part, attention_mask=real[:, :end], **options)
             cache = read_cache(output)
     with watching(model, "all") as apart:

@@ -157,16 +157,18 @@ def test_no_tokenizer_there(tmp_path: Path) -> None:
 def test_a_special_token_written_in_a_text_is_told_to_measure_and_to_pretrain(tmp_path: Path) -> None:
     """What a chat template has written is read as tokens where it is measured, and as text where it is learnt."""
     text, tokenizer = "ab c<|endoftext|>de f" * 3, train_tokenizer(["ab c de f"], 257)
-    as_tokens = [*b"ab c", *3 * [tokenizer.eos_token_id, *b"de fab c"]][: 3 * 9]
+    before, after = (tokenizer(part)["input_ids"] for part in ("ab c", "de f"))
+    as_tokens = [*before, tokenizer.eos_token_id, *after] * 3
     message = r"texts: the names of special tokens \(<\|endoftext\|>\) are written in them; they are read as"
-    with pytest.warns(UserWarning, match=f"{message} these tokens") as warned:
+    with pytest.warns(UserWarning, match=rf"{message} these tokens") as warned:
         windows = make_text_windows([text], tokenizer, length=27, samples=1)
     assert len(warned) == 1
     assert windows.input_ids[0].tolist() == as_tokens
-    with pytest.warns(UserWarning, match=f"{message} text") as warned:
+    with pytest.warns(UserWarning, match=rf"{message} text") as warned:
         blocks = pack([text], tokenizer, len(text), tmp_path / "blocks")
     assert len(warned) == 1
-    assert blocks.rows(torch.tensor([0]))[0].tolist() == list(text.encode())
+    assert tokenizer.decode(blocks.rows(torch.tensor([0]))[0]) == text
+    assert not (blocks.rows(torch.tensor([0])) == tokenizer.eos_token_id).any()
 
 
 def test_an_unknown_word_is_no_special_token_written_in_a_text() -> None:

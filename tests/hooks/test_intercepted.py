@@ -223,7 +223,7 @@ def test_heads_are_replaced_in_a_block_but_not_for_good() -> None:
         torch.testing.assert_close(model(ids()).logits, expected)
     assert not torch.allclose(changed, expected, atol=1e-3)
     assert_mass(watch, 0, torch.as_tensor(constants.matrices["decoder", 0])[None].double())
-    with pytest.raises(UserError, match="of this model for good: .* only while a block lasts; use regard.replacing$"):
+    with pytest.raises(UserError, match=r"of this model for good: .* only while a block lasts; use regard.replacing$"):
         replaced(model, constants, heads=0.5)
 
 

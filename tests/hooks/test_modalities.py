@@ -88,7 +88,7 @@ def test_a_first_image_token_that_a_cache_has_dropped_stays_the_first() -> None:
     with torch.no_grad(), watching(mistral, "modality_mass") as steps:
         cache = read_cache(mistral(**given, use_cache=True))
         for end in range(given["input_ids"].shape[1] + 1, ids.shape[1] + 1):
-            mistral(ids[:, end - 1 : end], attention_mask=torch.ones_like(ids[:, :end]), past_key_values=cache)
+            mistral(ids[:, end - 1 : end], attention_mask=torch.ones_like(ids[:, :end]), **behind(cache))
     assert measured(steps) == pytest.approx(measured(whole), abs=1e-9)
     assert max(value for name, value in measured(steps).items() if "text_to_first_image" in name) == 0
 

@@ -84,8 +84,9 @@ def attention_function(
     if unknown := [name for name in options if name not in OBEYED + IGNORED and isinstance(options[name], Tensor)]:
         raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
     if weighs_depth(type(module)):
-        call = _read_call(query, key, value, attention_mask, scaling, False, options)
-        return attend(call, ReductionRequest())[0].transpose(1, 2).contiguous(), None
+        over_depth = _read_call(query, key, value, attention_mask, scaling, False, options)
+        over_depth = replace(over_depth, dropout=dropout)
+        return attend(over_depth, ReductionRequest())[0].transpose(1, 2).contiguous(), None
     call = options.get("described")
     reads_keys = call is not None
     if call is None:

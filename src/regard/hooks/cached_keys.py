@@ -182,7 +182,7 @@ def check_same_keys(now: Tensor, observed: Tensor) -> None:
     if bool(is_close(now[:, None], observed).flatten(2).all(-1).any(1).all()):
         raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
     raise UserError(
-        "cannot observe this cache: its keys are not those that were observed; another model has filled it, this one has "
-        "outside of the block, or the cache changes what it holds, as a quantized one does; go on with a cache that this "
-        "model alone fills, inside the block"
+        "cannot observe this cache: its keys are not those that were observed; another model has filled it, this one "
+        "has outside of the block, or the cache changes what it holds, as a quantized one does; go on with a cache "
+        "that this model alone fills, inside the block"
     )
