@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.continual.small_tasks import loaded, stream
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -63,10 +62,8 @@ def apart(environment: dict[str, str], tmp_path: Path) -> Callable[..., Ended]:
     """`python -m regard …` in a process of its own, in an empty folder."""
 
     def run(*arguments: object, given: str = "") -> Ended:
-        command = [sys.executable, "-W", "error", "-m", "regard", *map(str, arguments)]
-        ended = subprocess.run(
-            command, input=given, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=900
-        )
+        command = ["-W", "error", "-m", "regard", *map(str, arguments)]
+        ended = run_python(command, environment, tmp_path, given)
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     return run

@@ -2,12 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.commands.sweep.sweeping import until
+from tests.processes import started
 
 # Stops, saying so, at a place in the middle; whoever runs the tests may have SIGINT ignored, which is inherited.
 STOPPING = """
@@ -18,7 +19,7 @@ import regard.commands.measure.result, regard.runs.command_line
 from contextlib import contextmanager
 
 def stop(*_):
-    print("there", flush=True)
+    open("there", "x").close()
     time.sleep(300)
 
 @contextmanager
@@ -45,19 +46,16 @@ def test_an_interrupted_run(
     tmp_path: Path,
 ) -> None:
     arguments = ["measure", str(tiny("llama")), "--text", str(text_file), "--samples", "4", "--length", "16"]
-    command = [sys.executable, "-c", STOPPING, place, *arguments, "--batch-size", "1", "--device", "cpu"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
+    command = ["-c", STOPPING, place, *arguments, "--batch-size", "1", "--device", "cpu"]
+    with started(command, environment, tmp_path) as process:
+        until((tmp_path / "there").exists)
         half = [path.name for path in (tmp_path / "runs").iterdir()] if place == "writing" else []
         process.send_signal(number)
-        out, err = process.communicate(timeout=900)
-    assert (process.returncode, out, err) == (2, "", "regard measure: interrupted; nothing was written\n")
+        ended = process.end()
+    said = "regard measure: interrupted; nothing was written\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", said)
     assert [name[0] for name in half] == ([] if place == "measuring" else ["."])
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["there"]
 
 
 def test_handlers_are_as_they_were(tmp_path: Path) -> None:

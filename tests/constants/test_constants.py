@@ -3,8 +3,6 @@
 import copy
 import itertools
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +20,7 @@ from regard.errors import UserError
 from regard.hooks import average_attention, model_fingerprint, watching
 from regard.hooks.replace import select_heads
 from regard.statistics.dependence import InputDependence
+from tests.processes import run_python
 
 LENGTH, SAMPLES = 14, 10
 SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -203,7 +202,7 @@ def test_the_same_content_is_the_same_bytes_in_another_process(constants: Consta
         "print(hashlib.sha256(Constants.load(sys.argv[1]).to_bytes()).hexdigest() + "
         "hashlib.sha256(open(sys.argv[1], 'rb').read()).hexdigest())"
     )
-    told = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True).stdout
+    told = run_python(["-c", code, str(path)]).stdout
     assert told[:64] == told[64:].strip()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import SMALL
+from tests.processes import run_python
 
 METHODS = ["finetune", "sapt"]
 
@@ -62,7 +61,7 @@ def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: 
     assert str(tmp_path) not in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     lines = code.replace("FOLDER", str(folder)).replace("model.predict", "print(model.predict").strip() + ")"
-    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120, check=False)
+    done = run_python(["-c", lines])
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()[2:-2] in regard.LearntModel.from_pretrained(folder).labels()
 

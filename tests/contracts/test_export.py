@@ -1,10 +1,7 @@
 """Models with constant heads under torch.export, torch.compile, torch.jit.trace, ONNX, pickle and PEFT."""
 
 import importlib.util
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import torch
 import regard
 from tests.contracts.exporting import Forward, assert_same, plain, replaced
 from tests.contracts.families import FAMILIES
+from tests.processes import run_python
 
 NAMES = [family.name for family in FAMILIES if family.name != "Deberta"]
 """DeBERTa reads sizes from tensors, which breaks its graphs in any case: 11 times, and 14 with constant heads."""
@@ -22,8 +20,7 @@ CHOICES = ("Bert", "Llama", "GPT2")
 
 
 def run_check(check: str, *names: str) -> None:
-    command = [sys.executable, "-m", "tests.contracts.exporting", check, *names]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    answer = run_python(["-m", "tests.contracts.exporting", check, *names])
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
@@ -100,8 +97,7 @@ def test_another_process_unpickles_it(build: Callable, tmp_path: Path) -> None:
         "import pickle, sys; model, batch = pickle.load(open(sys.argv[1], 'rb'));"
         "print(type(model).__name__, model.config.model_type, repr(model(**batch)[0].double().sum().item()))"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "model")]
-    answer = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=False)
+    answer = run_python(["-c", code, str(tmp_path / "model")])
     assert answer.returncode == 0, answer.stderr
     name, kind, total = answer.stdout.split()
     assert (name, kind) == ("ReplacedBertModel", "regard-replaced")

@@ -1,6 +1,5 @@
 import hashlib
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from regard.models import load
 from regard.models.classifier import Classifier
 from regard.models.model_files import MINILM_SHA256
 from tests.contracts.conftest import randomised
+from tests.processes import run_python
 from tests.tiny_deepseek import make_deepseek
 
 Saved = Callable[..., Path]
@@ -90,8 +90,8 @@ def test_a_replaced_model_is_known_without_importing_what_made_it(saved: Saved, 
     model.save_pretrained(tmp_path)
     load(str(saved("bert"))).tokenizer.save_pretrained(tmp_path)
     code = f"from regard.models import load; print(type(load({str(tmp_path)!r}).model).__name__)"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "ReplacedBertModel"
+    ended = run_python(["-c", code])
+    assert (ended.returncode, ended.stdout.strip()) == (0, "ReplacedBertModel"), ended.stderr
 
 
 def test_the_weights_are_those_of_the_file(saved: Saved) -> None:

@@ -1,9 +1,7 @@
 """Several processes share the samples, and have the numbers of one."""
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +16,7 @@ import torch
 from regard.cli import main
 from regard.commands.measure.result import MeasureResult
 from regard.statistics import STATISTICS
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 AXES = ["statistic", "site", "layer", "head", "position", "epsilon"]
@@ -107,13 +106,7 @@ def together(
     work = json.dumps(list(zip(free_ports(len(commands)), with_out(commands, folder).values(), strict=True)))
     shared = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    command = [sys.executable, "-W", "error", "-c", WORKER, work]
-    with subprocess.Popen(command, env=shared, cwd=cwd, start_new_session=True) as process:
-        try:
-            code = process.wait(timeout=900)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    code = run_python(["-W", "error", "-c", WORKER, work], shared, cwd).returncode
     printed = [[(cwd / f"{name}-{rank}").read_text() for name in ("out", "err")] for rank in (0, 1)]
     return folder, [subprocess.CompletedProcess([], code, out, err) for out, err in printed]
 

@@ -5,8 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from regard.runs.snapshots import Snapshots
 from regard.training.checkpoint import full_weights
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
+from tests.processes import run_python
 from tests.training.small import batch, count, loss, net
 
 ROOT = Path(__file__).parents[2]
@@ -45,13 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     place = tmp_path_factory.mktemp("runs")
     jobs = [(name, when) for name, kills in {"unbroken": [], **KILLS}.items() for when in (*kills, "")]
     arguments = [[str(place / name), str(place / f"{name} out"), when] for name, when in jobs]
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), json.dumps(arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"},
-        timeout=900,
-    )
+    ended = run_python(["-W", "error", str(SCRIPT), json.dumps(arguments)])
     assert (ended.returncode, ended.stderr) == (0, "")
     found: dict[str, list[dict[str, Any]]] = {}
     for (name, _), how in zip(jobs, json.loads(ended.stdout), strict=True):

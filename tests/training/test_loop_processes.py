@@ -1,12 +1,8 @@
 """Two processes that train together come to what one comes to, whether each has all weights or a part."""
 
-import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +13,7 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from regard.training import TrainingConfig, train
+from tests.processes import run_python
 from tests.training.small import batch, count, loss, net
 
 pytestmark = pytest.mark.slow
@@ -45,19 +42,9 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[
 
 
 def train_together(out: Path) -> None:
-    shared = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-    shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    command = [sys.executable, "-W", "error", str(Path(__file__).with_name("together.py")), str(out)]
-    with (
-        (out / "err").open("w+") as err,
-        subprocess.Popen(command, stderr=err, env=shared, start_new_session=True) as both,
-    ):
-        try:
-            code = both.wait(timeout=900)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(both.pid, signal.SIGKILL)
-    assert code == 0, (out / "err").read_text()
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ended = run_python(["-W", "error", str(Path(__file__).with_name("together.py")), str(out)], shared)
+    assert ended.returncode == 0, ended.stderr
 
 
 def alone(rows: int) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:

@@ -1,7 +1,5 @@
 """`regard convert`: what each stage trains, what is measured, what is saved, resuming, and refusals."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from regard.hooks.trained_constants import begin_training_constants
 from regard.models import RegardConfig, RegardForCausalLM, load
 from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
+from tests.processes import run_python
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -566,7 +565,7 @@ def test_a_converted_decoder_of_ours_is_loaded_where_nothing_imports_its_class(
         "import regard, sys; from transformers import AutoModelForCausalLM; regard.ReplacedModel.register(); "
         "print(type(AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
     )
-    ended = subprocess.run([sys.executable, "-c", told, tmp_path / "ours"], capture_output=True, text=True, check=False)
+    ended = run_python(["-c", told, str(tmp_path / "ours")])
     assert ended.returncode == 0, ended.stderr
     assert "Regard" in ended.stdout
 

@@ -3,7 +3,6 @@
 import inspect
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from regard.constants import Constants
 from regard.data import encode, read_task
 from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
+from tests.processes import run_python
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -199,8 +199,8 @@ def step(name):
 regard.replace({str(tiny("bert"))!r}, {str(reviews)!r}, work_dir={str(tmp_path / "work")!r},
                dynamic_fractions=(1, 0.5, 0), on_progress=step, **{SMALL!r})
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
-    assert ended.returncode == -9, ended.stderr.decode()
+    ended = run_python(["-c", script])
+    assert ended.returncode == -9, ended.stderr
     kept = (tmp_path / "work" / "journal.jsonl").read_text().splitlines()
     assert kept
     seen: list[str] = []

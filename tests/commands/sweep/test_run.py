@@ -5,8 +5,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from regard.runs.integrity import is_sealed, seal
 from regard.runs.work_dir import lock_dir
 from tests.commands.learn import learned
 from tests.commands.sweep.sweeping import FAKE, counted, until
+from tests.processes import started
 
 ROOT = Path(__file__).parents[3]
 
@@ -360,13 +359,12 @@ def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(
 ) -> None:
     out = tmp_path / "out"
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    process = subprocess.Popen([sys.executable, "-c", SWEEPING, str(out)], env=environment, stderr=subprocess.PIPE)
-    until(lambda: len(counted(out, "ended")) == 2 and len(counted(out, "begun")) == 4)
-    until(lambda: [one["state"] for one in told_state(out)["trials"]].count("finished") == 2)
-    process.send_signal(number)
-    _, complaints = process.communicate(timeout=600)
-    assert process.returncode == (2 if number == signal.SIGINT else -number)
-    assert complaints == b""
+    with started(["-c", SWEEPING, str(out)], environment) as process:
+        until(lambda: len(counted(out, "ended")) == 2 and len(counted(out, "begun")) == 4)
+        until(lambda: [one["state"] for one in told_state(out)["trials"]].count("finished") == 2)
+        process.send_signal(number)
+        ended = process.end()
+    assert (ended.returncode, ended.stderr) == (2 if number == signal.SIGINT else -number, "")
     until(lambda: len(counted(out, "kept")) == 2)  # the trials at work were asked to end, and kept what they had
     state = "waiting" if number == signal.SIGINT else "running"
     assert sorted(one["state"] for one in told_state(out)["trials"]) == sorted(["finished", "finished", state, state])
