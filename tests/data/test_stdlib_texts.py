@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.dataset_files import read_documentation, read_stdlib_tasks
+from regard.data.dataset_files import _read_module, read_documentation, read_stdlib_tasks
 from regard.data.rows import hash_words
 from regard.data.stream_catalog import STREAMS
 from regard.errors import UserError
@@ -32,6 +32,7 @@ def test_every_module_has_enough_texts() -> None:
     assert min(map(len, texts.values())) >= 60
     keys = [hash_words(text.split(": ", 1)[1:]) for of in texts.values() for text in of]
     assert len(set(keys)) == len(keys)
+    _read_module.cache_clear()
     assert texts == read_documentation(MODULES)
 
 

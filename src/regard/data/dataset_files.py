@@ -1,5 +1,6 @@
 """Readers of the tasks of streams: published data sets, and Python's documentation."""
 
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -152,6 +153,7 @@ def read_documentation(modules: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return result
 
 
+@functools.cache
 def _read_module(name: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     own_name = re.compile(rf"\b{re.escape(name)}\.(?:\w+\.)*(?=\w)")
