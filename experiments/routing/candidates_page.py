@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pandas as pd
 
 from experiments.common import runs as finished
 from experiments.common.claims import format_interval
-from experiments.common.comparison import mean_of, paired, where
+from experiments.common.comparison import mean_of, paired
 from experiments.common.papers import Paper
 from experiments.common.parts import RESULTS, Page, Table, join_words
 from experiments.routing.candidates import CANDIDATES, DEVELOPMENT, MARGIN, MORE_ROWS, PRESENT, REPORTED
@@ -62,8 +63,14 @@ class Tables:
 
     def by_seed(self, stream: str, candidate: str, column: str = "own_weight") -> dict[int, float]:
         """Return a column of a candidate on a stream."""
-        rows = where(self.cases, stream=stream, candidate=candidate)
+        rows = self._groups.get((stream, candidate))
+        if rows is None:
+            return {}
         return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[column], strict=True)}
+
+    @cached_property
+    def _groups(self) -> dict[tuple[str, str], pd.DataFrame]:
+        return {(stream, name): rows for (stream, name), rows in self.cases.groupby(["stream", "candidate"])}
 
     def mean(self, stream: str, candidate: str, column: str = "own_weight") -> Interval | None:
         """Return the mean over seeds."""

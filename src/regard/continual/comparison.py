@@ -67,6 +67,8 @@ def check_metrics(metrics: pd.DataFrame) -> None:
 def _compare_pairs(
     key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float
 ) -> list[dict[str, Any]]:
+    if group["method"].nunique() < 2:
+        return []
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
     names = list(values)
     pairs = [(name, other) for i, name in enumerate(names) for other in names[:i]]
