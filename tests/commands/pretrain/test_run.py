@@ -24,6 +24,7 @@ from regard.data.corpus import BatchSampler
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.runs.progress import ProgressEvent
+from tests.processes import run_python
 
 SMALL: dict[str, Any] = {
     "num_layers": 2,
@@ -153,9 +154,7 @@ def test_the_card_lets_others_use_the_model(
         assert f"{run.metadata['config']['max_steps']} steps of 4 sequences of 16 tokens" in card
         assert "sinks in 6 held-out sequences of 16 tokens" in card
     folders = [str(tmp_path / name / "model") for name in runs]
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_MODULES_CACHE": str(tmp_path / "modules")}
-    command = [sys.executable, "-c", WITHOUT_REGARD, *folders]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    ended = run_python(["-c", WITHOUT_REGARD, *folders])
     assert ended.returncode == 0, ended.stderr[-2000:]
     lines = dict(line.split(" ", 1) for line in ended.stdout.splitlines())
     for folder, run in zip(folders, runs.values(), strict=True):
