@@ -60,6 +60,7 @@ def held_out(adapters: SharedAdapters, family: str) -> list[float]:
     return [adapters.usage(batches(family, task, seed=50))[task].item() for task in range(len(TASKS))]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TWO)
 def test_each_of_four_tasks_gets_its_own_adapter(family: str) -> None:
     adapters = SharedAdapters(made(family), r=4)
@@ -75,6 +76,7 @@ def test_each_of_four_tasks_gets_its_own_adapter(family: str) -> None:
     assert min(held_out(adapters, family)) >= 0.9
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TWO)
 def test_with_a_trainer_each_of_four_tasks_gets_its_own_adapter(family: str, tmp_path: Path) -> None:
     adapters = SharedAdapters(made(family), r=4)
@@ -228,6 +230,7 @@ def test_rows_that_were_held_out_may_be_checked_in_the_place_of_its_own() -> Non
 # -- with SAPT's router --------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TWO)
 def test_a_learnt_router_is_taught_before_and_reflects(family: str, tmp_path: Path) -> None:
     """Over a break: what it reflects on is saved."""

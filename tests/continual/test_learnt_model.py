@@ -72,6 +72,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         regard.LearntModel.from_pretrained(tmp_path / "empty")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind, method", [("t5", "sapt"), ("llama", "sapt"), ("llama", "finetune")])
 def test_it_writes_the_answers_that_the_run_was_scored_with(
     kind: small_text_tasks.Kind, method: str, tmp_path: Path
@@ -117,6 +118,7 @@ def test_prompts_stand_around_inputs_as_in_training() -> None:
     assert alone.complete(["1 2"]) == ["Add. 1 2 ="]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["ctr", "progprompt"])
 def test_methods_that_have_to_be_told_the_task_are_told_it(method: str, tmp_path: Path) -> None:
     settings = [f"{name}={value}" for name, value in SMALL.get(method, {}).items()]

@@ -117,7 +117,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 # -- scores and memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]
@@ -136,7 +136,7 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     )
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_is_kept_than_is_declared(name: str) -> None:
     found, method = learnt(name), made(name)
@@ -153,7 +153,7 @@ def test_no_more_is_kept_than_is_declared(name: str) -> None:
 # -- what is trained ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str) -> None:
     found, plain = learnt(name).after[0], learnt("finetune").after[0]
@@ -161,14 +161,14 @@ def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str
     assert same == (name in BEGINS_AS_FINE_TUNING)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning_in_the_end(name: str) -> None:
     found, plain = learnt(name).after[2], learnt("finetune").after[2]
     assert found.keys() != plain.keys() or any(not torch.equal(one, found[key]) for key, one in plain.items())
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_frozen_stays_frozen(name: str) -> None:
     method = made(name)
@@ -185,7 +185,7 @@ def test_frozen_stays_frozen(name: str) -> None:
             assert torch.equal(weights[key], learner.start[key]), key
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
     method = made(name)
@@ -205,7 +205,7 @@ def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
 # -- the same numbers: each run that goes on is a second one of the same seed -----------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     def stop(learner: Learner, learnt: int) -> None:
@@ -220,7 +220,7 @@ def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_pa
     check_same(found, learnt(name))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:
     method = made(name)
@@ -239,7 +239,7 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     check_same(found, learnt(name))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_draws_another_head(name: str) -> None:
     ours, other = (learner_of(made(name), seed=seed).start["classifier.head.vectors"] for seed in (1, 2))
@@ -254,7 +254,7 @@ def whole(name: str) -> RunState:
         return exact(name)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(name: str) -> None:
     check_close(name, collect_tensors(exact(name, micro_batch=3).network), collect_tensors(whole(name).network))

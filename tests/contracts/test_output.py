@@ -7,7 +7,7 @@ import torch
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 F32, F64, BF16 = torch.float32, torch.float64, torch.bfloat16
 

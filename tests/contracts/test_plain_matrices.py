@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.hooks import watching
 from regard.models.layers import RegardAttention
 
-pytestmark = pytest.mark.sample(8)
+pytestmark = pytest.mark.sample(4)
 
 EPSILON, MINIMUM_QUERIES, FIRST = 0.3, 8, 4
 

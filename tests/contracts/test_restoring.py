@@ -11,7 +11,7 @@ from regard.hooks import watching
 from regard.hooks.attention_function import OBSERVERS
 from regard.hooks.registration import EAGER_NAME, NAME
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 
 def state(model: nn.Module) -> list[Any]:

@@ -12,7 +12,7 @@ import regard.attention.operator
 from regard.errors import UserError
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(6)
+pytestmark = pytest.mark.sample(3)
 
 
 def test_other_implementations_give_the_same(

@@ -57,7 +57,7 @@ OTHER_RANDOM = {"prescale"}
 """Their dropout has a mask for each class: with more classes the random numbers are others."""
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "method", sorted(name for name, kind in METHODS.items() if kind.can_continue and name not in OTHER_RANDOM)
 )

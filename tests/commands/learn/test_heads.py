@@ -105,6 +105,7 @@ def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
     assert "with the words of the labels" not in asked.page()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("labels, count", [(("red", "blue"), 0), (("class_0", "class_1"), 1)])
 def test_codes_of_later_tasks_under_the_head_that_the_first_ones_chose_are_warned_of(
     labels: tuple[str, ...], count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
