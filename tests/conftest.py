@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
-import inspect
 import json
 import os
 import random
@@ -181,28 +180,41 @@ def _parameter_values(case: pytest.Item) -> set[tuple[str, Any]]:
 
 # -- what runs do beside what most tests look at -----------------------------------------------------------------------
 
-LOOKS_AT_PAGES = re.compile(r"\.html\b|page\(|\bPAGE\b")
+LOOKS_AT_PAGES = re.compile(r"\.html\b|page|\bPAGE\b")
 LOOKS_AT_FLOPS = re.compile("flops")
 LEARNING = {"continual", "commands", "experiments"}
 """Folders of tests that learn."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _left_out(request: pytest.FixtureRequest) -> Iterator[None]:
+def _left_out_of_module(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave out the page of a run and the count of its operations where the module has no word of them.
 
     Each takes as long as a tiny run. With --all-cases nothing is left out.
     """
+    with pytest.MonkeyPatch.context() as patch:
+        _leave_out(request, patch, Path(request.module.__file__ or "").read_text(encoding="utf-8"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _left_out_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave them out where the test itself has no word of them, though its module has."""
+    code = request.function.__code__
+    with pytest.MonkeyPatch.context() as patch:
+        _leave_out(request, patch, " ".join(map(str, (*code.co_names, *code.co_consts))))
+        yield
+
+
+def _leave_out(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, source: str) -> None:
     from regard.runs.result import RunResult
 
-    source = inspect.getsource(request.module)
-    with pytest.MonkeyPatch.context() as patch:
-        if not request.config.getoption("--all-cases"):
-            if not LOOKS_AT_PAGES.search(source):
-                patch.setattr(RunResult, "write_files", functools.partialmethod(_without_page, RunResult.write_files))
-            if not LOOKS_AT_FLOPS.search(source) and LEARNING & set(request.path.parts):
-                patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
-        yield
+    if request.config.getoption("--all-cases"):
+        return
+    if not LOOKS_AT_PAGES.search(source):
+        patch.setattr(RunResult, "write_files", functools.partialmethod(_without_page, RunResult.write_files))
+    if not LOOKS_AT_FLOPS.search(source) and LEARNING & set(request.path.parts):
+        patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
 
 
 def _without_page(result: Any, write_files: Callable[[Any, Path], None], folder: Path) -> None:
