@@ -202,7 +202,7 @@ def _left_out_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
     """Leave them out where the test itself has no word of them, though its module has."""
     code = request.function.__code__
     with pytest.MonkeyPatch.context() as patch:
-        _leave_out(request, patch, " ".join(map(str, (*code.co_names, *code.co_consts))))
+        _leave_out(request, patch, " ".join(map(str, (request.node.name, *code.co_names, *code.co_consts))))
         yield
 
 

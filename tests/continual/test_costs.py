@@ -74,7 +74,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return done
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["finetune", "osf", "seekr", "lfpt5"])
 def test_the_operations_told_are_those_done(name: str, done: list[int]) -> None:
     """What all steps do, counted as they run: some methods work once a batch, or on stored rows behind the others."""
