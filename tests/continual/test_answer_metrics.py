@@ -71,6 +71,9 @@ def test_exact_match(answer: str, reference: str, expected: float) -> None:
         ("5%", "5", 0.0),
         ("covid-19", "covid19", 1.0),
         ("C++", "C", 0.0),
+        ("C#", "C", 0.0),
+        ("#1", "1", 0.0),
+        ("**yes**", "yes", 1.0),
         ("€5", "5", 0.0),
         ("😀", "😢", 0.0),
         ("+", "-", 0.0),
@@ -84,7 +87,7 @@ def test_exact_match_of_any_script(answer: str, reference: str, expected: float)
     assert score_answer("exact-match-unicode", reference, [answer]) == expected
 
 
-_PLAIN = st.text(st.sampled_from([*"abcXYZ \n", *set(string.punctuation) - set("$+<=>^`|~%")]))
+_PLAIN = st.text(st.sampled_from([*"abcXYZ \n", *set(string.punctuation) - set("$+<=>^`|~%#&@")]))
 
 
 @given(_PLAIN, _PLAIN)
@@ -94,7 +97,7 @@ def test_exact_match_of_any_script_is_that_of_ascii_words(answer: str, reference
     assert exact_match_unicode_score(answer, reference) == exact_match_score(answer, reference)
 
 
-@pytest.mark.parametrize("labels, metric", [(("1", "-1"), "exact-match"), (("C", "C#"), "exact-match-unicode")])
+@pytest.mark.parametrize("labels, metric", [(("1", "-1"), "exact-match"), (("yes", "yes!"), "exact-match-unicode")])
 def test_labels_that_a_metric_takes_for_one_are_told(labels: tuple[str, str], metric: Metric) -> None:
     pairs = TextPairs(inputs=("a", "b"), targets=((labels[0],), (labels[1],)))
     task = TextTask(name="sign", train=pairs, dev=pairs, test=pairs, metric=metric, labels=labels)

@@ -74,11 +74,13 @@ def test_one_part_has_the_numbers_that_it_has_among_all() -> None:
     expected = whole.frame().query("site == 'decoder'").reset_index(drop=True)
     assert len(expected) < len(whole.frame())
     pd.testing.assert_frame_equal(watch.frame(), expected)
-    with (
-        pytest.raises(UserError, match="part: expected one of vision_tower, language_model; got 'text'"),
-        regard.watching(model, part="text"),
-    ):
-        pass
+    for part in ("text", 0):
+        wrong: Any = part
+        with (
+            pytest.raises(UserError, match=f"part: expected one of vision_tower, language_model; got {part!r}"),
+            regard.watching(model, part=wrong),
+        ):
+            pass
 
 
 @torch.no_grad()

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from regard.commands.measure.config import MeasureConfig
 from regard.errors import UserError
-from regard.statistics import ALL, DEFAULT, STATISTICS, PerLayer, select_statistics, statistic_names
+from regard.statistics import (
+    ALL,
+    DEFAULT,
+    STATISTICS,
+    PerLayer,
+    select_statistics,
+    statistic_factories,
+    statistic_names,
+)
 from regard.statistics.sinks import SinkRate
 
 
@@ -70,6 +80,16 @@ def test_groups_stand_in_lists_beside_statistics_of_ones_own() -> None:
 def test_measure_takes_groups_beside_statistics_of_ones_own() -> None:
     mine = SinkRate((0.1,))
     assert MeasureConfig(statistics=("default", mine)).statistics == (*DEFAULT[1:], mine)
+
+
+def test_needs_are_any_set() -> None:
+    class Own(SinkRate):
+        name = "own"
+
+    wanted: Any = {"column_mass": 1}.keys()
+    own = Own((0.1,))
+    own.needs = wanted
+    assert list(statistic_factories([own])) == ["own"]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def warn_of_new_head(adapters: Any) -> None:
         return
     part = list(head)[-1].partition(".")[0]
     told = f"the head ({', '.join(head)}) is not in the files of {adapters.model.name_or_path} and does not train"
-    warn_user(f"model: {told}: adapters learn behind a random one; adapters.{part}.requires_grad_(True) opens it")
+    opened = f"adapters.{part}.requires_grad_(True) opens it"
+    warn_user(f"model: {told}: unless you have loaded it since, adapters learn behind a random one; {opened}")
 
 
 def _head(adapters: Any) -> list[tuple[str, Any]]:

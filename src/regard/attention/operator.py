@@ -100,7 +100,10 @@ def reduce(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
 
 def _reduce_by_position(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return what counts positions, of a call with padding between its tokens."""
-    request, call = request.select(BY_POSITION), simplify(call.detach())[0]
+    request = request.select(BY_POSITION)
+    if not request.names:
+        return {}
+    call = simplify(call.detach())[0]
     if call.operation is not None and call.operation.function is not None:  # it may look at all rows
         return reduce_dense(call.to_acc_dtype(), request)
     return reduce_by_rows(call, request)
@@ -124,7 +127,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         if mask is None and call.causal and not is_causal:
             mask = visible_mask(call)
         output = sdpa(call, mask, is_causal=is_causal)
-        return _without_blind_rows(output, mask) if is_exported() and call.bias is not None else output
+        return output if call.bias is None or mask is None else _without_blind_rows(output, mask)
     if is_exported():
         return reference.operation_output(call, Operation())
     if _is_whole_sequence(call):
@@ -240,7 +243,7 @@ def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tens
         mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, scored)
     weights = torch.bmm(query.view(-1, share, width), call.key.flatten(0, 1).mT).view(batch, len(order[0]), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
-        weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min
+        weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min / 2
     if mask is not None:
         weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
     weights = weights.softmax(-1)
@@ -319,18 +322,16 @@ def _sdpa_mask(call: AttentionCall) -> Tensor | None:
         keep = padding if keep is None else keep & padding
     if call.bias is None:
         return keep
-    is_hidden = call.bias <= torch.finfo(call.bias.dtype).min / 2
-    if keep is not None:
-        is_hidden = is_hidden | ~keep
     bias = call.bias.to(call.query.dtype)
-    return bias.masked_fill(is_hidden, torch.finfo(bias.dtype).min if is_exported() else float("-inf"))
+    return bias if keep is None else bias.masked_fill(~keep, torch.finfo(bias.dtype).min)
 
 
-def _without_blind_rows(output: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the output of a graph with zeros for queries that see no key: ONNX's softmax makes no number of −∞."""
-    if mask is None:
+def _without_blind_rows(output: Tensor, mask: Tensor) -> Tensor:
+    """Return the output beside a bias with zeros for queries that see no key, for which it is a mean of all values."""
+    is_blind = mask.detach().amax(-1, keepdim=True) <= torch.finfo(mask.dtype).min / 2
+    if output.device.type == "cpu" and not is_traced() and not bool(is_blind.any()):  # a GPU would wait for it
         return output
-    return output.masked_fill((mask == torch.finfo(mask.dtype).min).all(-1, keepdim=True), 0.0)
+    return output.masked_fill(is_blind, 0.0)
 
 
 def supports_triton(call: AttentionCall, request: ReductionRequest) -> bool:

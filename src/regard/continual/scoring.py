@@ -118,8 +118,8 @@ def exact_match_unicode_score(answer: str, reference: str) -> float:
 def normalize_unicode_answer(text: str) -> str:
     """Return the text without case and punctuation of any script, with single spaces between its words.
 
-    What belongs to a number stays (-5, 1.5, 5%), and so do symbols (+, €). Characters are words where a script has no
-    spaces between words. A text of punctuation alone stays as it is.
+    What belongs to a number stays (-5, 1.5, 5%), and so do symbols (+, €, #, &, @). Characters are words where a script
+    has no spaces between words. A text of punctuation alone stays as it is.
     """
     folded = _fold(text).replace(_MINUS, "-")
     padded = f" {folded} "
@@ -130,7 +130,7 @@ def normalize_unicode_answer(text: str) -> str:
 def _write_sign(before: str, sign: str, after: str) -> str:
     """Return a character between two others as answers are compared by it, nothing for punctuation."""
     category = unicodedata.category(sign)
-    if category[0] != "P" and category != "Cf":
+    if (category[0] != "P" and category != "Cf") or sign in "#&@":
         return _space_out(sign) if category[0] in "LMN" else sign
     if sign in "%‰":
         return f" {sign} "

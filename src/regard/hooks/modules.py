@@ -186,7 +186,12 @@ def num_blocks(stack: Stack) -> int:
 def find_outside(model: nn.Module) -> list[str]:
     """Return the paths of attention modules in no stack, which are not observed, as that of Kosmos-2's resampler."""
     located = locate_modules(find_stacks(model))
-    return [path for path, module in named_modules_of(model) if module not in located and _is_attention(module)]
+    outside: list[str] = []
+    for path, module in named_modules_of(model):  # a module before those in it
+        is_inner = path.startswith(tuple(f"{outer}." for outer in outside))
+        if not is_inner and module not in located and _is_attention(module):
+            outside.append(path)
+    return outside
 
 
 def find_ranks(stack: Stack) -> dict[nn.Module, int]:

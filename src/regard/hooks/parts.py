@@ -63,7 +63,8 @@ def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict
     if part is None:
         return stacks, located
     paths = [stack.path for stack in stacks]
-    chosen = next((path for path in (part, f"model.{part}", part.removeprefix("model.")) if path in paths), None)
+    names = (part, f"model.{part}", part.removeprefix("model.")) if isinstance(part, str) else ()
+    chosen = next((path for path in names if path in paths), None)
     if chosen is None:
         raise UserError(f"part: expected one of {', '.join(path or repr(path) for path in paths)}; got {part!r}")
     selected = [stack for stack in stacks if stack.path == chosen]

@@ -1,5 +1,6 @@
 """The maximum sequence length of a model."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -66,7 +67,11 @@ def check_length(length: int, model: nn.Module, tokenizer: Any) -> None:
 
 def reads_no_tokens(module: nn.Module) -> bool:
     """Return whether a part of a model reads images or sounds in the place of tokens."""
-    return isinstance(module, PreTrainedModel) and module.main_input_name != "input_ids"
+    if not isinstance(module, PreTrainedModel):
+        return False
+    taken = inspect.signature(module.forward).parameters
+    is_open = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in taken.values())  # of whoever it wraps
+    return module.main_input_name != "input_ids" or not (is_open or "input_ids" in taken)
 
 
 def _count_positions(table: nn.Embedding) -> int:

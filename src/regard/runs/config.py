@@ -37,6 +37,8 @@ class Config:
     command: ClassVar[str]
     resumable: ClassVar[frozenset[str]] = frozenset()
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
+    newer: ClassVar[frozenset[str]] = frozenset()
+    """Fields that runs of earlier versions lack: while they have their default, no dictionary names them."""
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
@@ -94,9 +96,11 @@ class Config:
         return (cls() if path is None else cls.from_file(path)).replace(**options)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field by its name, as JSON holds it."""
+        """Return every field by its name, as JSON holds it, but for `newer` ones that have their default."""
         values = {name: getattr(self, name) for name in self.options()}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+        untold = {name for name in self.newer if values[name] == self.options()[name].default}
+        shown = {name: value for name, value in values.items() if name not in untold}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a resumed run may not change."""

@@ -1,6 +1,6 @@
 """Statistics: pure functions, and a mergeable accumulator for each."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any
 
 from regard.errors import UserError
@@ -108,7 +108,7 @@ def _find_factory(item: Any) -> tuple[str, Callable[[], Statistic]]:
     if isinstance(item, Statistic):
         if missing := [name for name in ("name", "needs") if not hasattr(item, name)]:
             raise UserError(f"statistics: expected name and needs of each; {type(item).__name__} has no {missing[0]}")
-        if not isinstance(item.needs, (set, frozenset)):
+        if not isinstance(item.needs, Set):
             raise UserError(
                 f"statistic {item.name}: expected needs as a set of names of reductions, got {item.needs!r}"
             )

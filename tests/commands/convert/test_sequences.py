@@ -28,6 +28,13 @@ def test_each_text_within_a_row_begins_with_what_the_tokenizer_puts_before_a_tex
     assert begun(rows[:1], (BOS, MARK)) == [[BOS, MARK, 5, 6, EOS, BOS, MARK, 7]]
 
 
+def test_a_run_is_of_sequences_with_their_beginnings() -> None:
+    """What an earlier version began without them does not go on with them."""
+    draw: Any = None
+    assert Sequences(draw, (BOS, MARK), EOS).identity() == {"texts_begin_with": [BOS, MARK]}
+    assert Sequences(draw, (EOS,), EOS).identity() == Sequences(draw, (), EOS).identity() == {}
+
+
 def test_a_tokenizer_that_puts_nothing_before_a_text() -> None:
     assert begun([[5, EOS, 6]], ()) == [[5, EOS, 6]]
 

@@ -13,9 +13,11 @@ from regard.commands.learn.config import (
     LearnConfig,
     split_methods,
 )
+from regard.commands.replace.config import ReplaceConfig
 from regard.continual.methods import METHODS
 from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 from regard.errors import UserError
+from regard.runs.config import Config
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -310,6 +312,14 @@ def test_texts_that_are_no_values() -> None:
     with pytest.raises(UserError, match="learn: there is no option speed"):
         LearnConfig.parse_field("speed", "1")
     assert "stream" in LearnConfig.field_names()
+
+
+@pytest.mark.parametrize("config", [LearnConfig, ReplaceConfig])
+def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[Config]) -> None:
+    before = {name: value for name, value in config().to_dict().items() if name != "missing_labels"}
+    assert config().to_dict() == before
+    assert config.from_dict(before).to_dict() == before
+    assert config.from_dict({**before, "missing_labels": "refuse"}).identity()["missing_labels"] == "refuse"
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,12 @@ def test_an_attention_may_have_changes_behind_its_name() -> None:
     assert window.spec == preset_config("nano", window=8).spec == AttentionSpec(window=8)
     assert preset_config("nano", attention="softmax+window=8", window=8).spec == window.spec
     assert preset_config("nano", attention="softmax+window=8", positions="alibi").spec.positions == "alibi"
+    odd: dict[str, Any] = {
+        "hidden_size": 20,
+        "num_heads": 4,
+        "num_kv_heads": None,
+    }  # 5 entries a head, which rotary positions refuse
+    assert preset_config("nano", attention="softmax+positions=alibi", **odd).spec.positions == "alibi"
     gated = preset_config("nano", attention="sigmoid+gate=true+top_k=4")
     assert gated.spec == AttentionSpec(weighting="sigmoid", gate=True, top_k=4)
     prefix = preset_config("nano", attention="softmax+prefix=3")

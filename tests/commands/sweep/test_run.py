@@ -83,6 +83,18 @@ def test_another_tokenizer_than_the_presets_brings_its_own_vocabulary(
     assert trial.fields["vocab_size"] == 800
 
 
+def test_a_field_that_earlier_versions_lack_leaves_their_trials_as_they_are() -> None:
+    """A sweep made before goes on: by default its trials have the fields, and so the keys, that they had."""
+    command = COMMANDS["learn"]()
+    fields = command.initial_fields(None, None, {"method": "finetune"})
+    assert "missing_labels" in command.config.field_names()
+    (trial,) = make_trials(command, {"learning_rate": [1e-3]}, folder=Path("x"), fields=fields, seeds=[0])
+    assert "missing_labels" not in trial.fields
+    vary = {"missing_labels": ["skip", "refuse"]}
+    trials = make_trials(command, vary, folder=Path("x"), fields=fields, seeds=[0])
+    assert [trial.fields["missing_labels"] for trial in trials] == ["skip", "refuse"]
+
+
 def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
     first = make_trials(FAKE, {"rate": [1.0]}, folder=Path("x"), fields={"name": "elu"}, seeds=[3])
     other = make_trials(FAKE, {"name": ["elu", "softmax"]}, folder=Path("y"), fields={"rate": 1.0}, seeds=[0, 3])

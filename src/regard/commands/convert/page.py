@@ -78,6 +78,7 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
         rows = history[history["stage"] == stage] if len(history) else history
         if rows.empty:
             continue
+        column = column if column in rows else "loss"  # of earlier versions
         steps = numeric_column(rows, "step")
         panels += panel(caption, unit, "step", line("step", "training", steps, numeric_column(rows, column)))
         valid = line("step", "validation", steps, numeric_column(rows, "valid_loss"))

@@ -123,8 +123,8 @@ def convert(  # noqa: D417 - the options are described in the configuration
         corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report_packing)
         hashes = corpus.hashes()
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
-        work.start({"config": config.identity(), "model": model_id, "data": hashes})
         sequences = Sequences.of(corpus, loaded.tokenizer, batch_size=config.batch_size, seed=config.seed)
+        work.start({"config": config.identity(), "model": model_id, "data": hashes, **sequences.identity()})
         student = student or _with_averages(loaded, config, sequences)
         with eval_mode(loaded.model):
             conversion = _Conversion(config, loaded, student, sequences, work.folder, work.resume, on_progress)

@@ -34,6 +34,14 @@ class Sequences:
     def corpus(self) -> Corpus:
         return self.draw.corpus
 
+    @property
+    def _begins_within(self) -> bool:
+        return bool(self.start) and self.start != (self.eos,)
+
+    def identity(self) -> dict[str, list[int]]:
+        """Return what tells these sequences from those of the same text with its tokens alone; nothing if they are."""
+        return {"texts_begin_with": list(self.start)} if self._begins_within else {}
+
     def of_step(self, step: int) -> Int64[Tensor, "batch length"]:
         """Return the sequences of a step of training."""
         return self.begin(self.draw.rows(step))
@@ -49,7 +57,7 @@ class Sequences:
         Where a text begins with what ended the one before (OPT), one such token stands between the two.
         """
         rows = torch.cat([torch.tensor(self.start, dtype=rows.dtype).expand(len(rows), -1), rows], dim=1)
-        if self.start and self.start != (self.eos,):
+        if self._begins_within:
             for row in rows:
                 row.copy_(torch.tensor(self._with_starts(row.tolist())[: len(row)]))
         return rows

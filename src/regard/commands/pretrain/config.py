@@ -90,7 +90,7 @@ class PretrainConfig(Config):
     def check(self) -> None:
         spec = self.spec
         heads, kv_heads, length = self.num_heads, self.num_kv_heads, self.length
-        width, is_rotary = self.hidden_size // heads, self.positions == "rotary"
+        width, is_rotary = self.hidden_size // heads, spec.positions == "rotary"
         warmup, steps, fixed = self.warmup_steps, self.max_steps, self.fixed_token or 0
         first, end = self.random_tokens or (0, 1)
         for name, is_wrong, expected, value in (

@@ -17,6 +17,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from regard import training
+from regard.attention.spec import warn_of_idle
 from regard.commands.pretrain.config import (
     TRAIN_TOKENIZER,
     TRAINED_VOCAB_SIZE,
@@ -118,6 +119,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     name = config if isinstance(config, str) else None
     config = preset_config(config, **explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
+    warn_of_idle(config.spec, config.attention)
     join_processes()
 
     def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:

@@ -41,6 +41,7 @@ class ReplaceConfig(Config):
     """Configuration of `regard replace`; model and task are arguments. Fields of None take the value of `scale`."""
 
     command: ClassVar[str] = "replace"
+    newer: ClassVar[frozenset[str]] = frozenset({"missing_labels"})
 
     constants: tuple[str, ...] | None = config_field(
         None,

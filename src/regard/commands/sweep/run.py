@@ -197,6 +197,7 @@ def make_trials(
     for combination, seed in itertools.product(itertools.product(*vary.values()), seeds):
         varied = dict(zip(vary, combination, strict=True))
         complete = _complete(command, {**command.vary(fields, varied), "seed": seed}, varied)
+        complete = {**{name: command.config.options()[name].default for name in vary}, **complete}
         key = trial_key(command.name, complete)
         shown = {name: complete[name] for name in vary}
         trials.setdefault(key, Trial(key, shown, seed, complete, folder / TRIALS / key))
