@@ -96,6 +96,8 @@ def _become(arguments: list[str], environment: dict[str, str], place: str, folde
     sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
     if arguments[:2] == ["-W", "error"]:
         warnings.simplefilter("error")
+        # Transformers until 5.20 has scripts of torch, which torch calls deprecated.
+        warnings.filterwarnings("ignore", r".torch\.jit\.\w+. is deprecated", DeprecationWarning)
         del arguments[:2]
     kind, *sys.argv = arguments
     if kind == "-c":

@@ -1,5 +1,6 @@
 """`regard measure` on images: vision models, vision-language models, and what is refused."""
 
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -317,9 +318,29 @@ def test_a_model_that_draws_in_evaluation_is_told(folder: Path) -> None:
     )  # fmt: skip
     images = transformers.ViltImageProcessorPil(size={"shortest_edge": 16}, size_divisor=4)
     processor = transformers.ViltProcessor(images, make_tokenizer(names_image=False))
-    photos = [Image.new("RGB", (16, 16), (9, 99, 199))]
+    photos = [Image.fromarray(np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8))]
     with pytest.warns(UserWarning, match="ViltModel draws numbers by chance in evaluation: the order of its tokens"):
         regard.measure(transformers.ViltModel(config).eval(), processor, images=photos, statistics="entropy")
+
+
+def test_a_draw_that_changes_nothing_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of layers that are left out by chance in training alone, for which some models draw in any case."""
+    monkeypatch.setattr(transformers.ViTModel, "forward", _drawing(transformers.ViTModel.forward))
+    config = transformers.ViTConfig(
+        hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, image_size=16, patch_size=8
+    )
+    model = transformers.ViTModel(config).eval()
+    processor = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
+    regard.measure(model, processor, images=[Image.new("RGB", (16, 16))], statistics="entropy")
+
+
+def _drawing(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        torch.rand(1)
+        return forward(*args, **kwargs)
+
+    return draw
 
 
 def test_attention_outside_of_all_stacks_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Images and sounds in the place of text: which are measured, and how a model reads them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from regard import models
 from regard.commands.measure.config import MeasureConfig
 from regard.data import Images, Sounds, Texts
 from regard.errors import UserError, warn_user
+from regard.hooks.layers import eval_no_grad
 from regard.models.pretrained import resolve_model
 from regard.models.processors import (
     Kind,
@@ -97,8 +98,18 @@ def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
         warn_user(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s")
 
 
-def warn_of_chance(model: Any) -> None:
-    """Warn of a model that draws numbers in its forward, though it is in evaluation mode."""
+def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Warn of a model whose output depends on what it draws, though it is in evaluation mode.
+
+    Some draw whether to leave out a layer and leave out none (Wav2Vec2 until Transformers 5.20).
+    """
+    outputs: list[Any] = []
+    with eval_no_grad(model), torch.random.fork_rng():
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            outputs.append(model(**inputs)[0])
+    if all(isinstance(output, torch.Tensor) for output in outputs) and torch.equal(*outputs):
+        return
     effect = "the order of its tokens may be drawn (ViLT's patches are), so that positions mean nothing"
     warn_user(f"{type(model).__name__} draws numbers by chance in evaluation: {effect}, and runs differ")
 

@@ -124,7 +124,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)
             batches = _make_batches(loaded, sources, indices, config)
-            start = _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
+            start, drawing = _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
+        if drawing is not None:
+            warn_of_chance(loaded.model, drawing)
     merge(observer.statistics.values())
     columns = observer.columns(config.positions)
     _check_layers(config, {part.layer for part in columns})
@@ -262,16 +264,21 @@ def _run_batches(
     num_samples: int,
     perturbation: Perturbation | None,
     on_progress: OnProgress | None,
-) -> int | None:
-    """Run all batches; return the token with which a decoder behind an encoder begins, None without one."""
-    done, start = 0, None
+) -> tuple[int | None, dict[str, Any] | None]:
+    """Run all batches.
+
+    Returns:
+        The token with which a decoder behind an encoder begins, and the arguments of the first forward if it drew
+        random numbers; None without.
+    """
+    done, start, drawing = 0, None, None
     for number, (inputs, indices) in enumerate(batches):
         try:
             start = find_first_token(inputs) if start is None else start
             state = torch.get_rng_state() if number == 0 else None
             output = model(**inputs)[0]
             if state is not None and not torch.equal(state, torch.get_rng_state()):
-                warn_of_chance(model)
+                drawing = inputs
             if perturbation is not None:
                 perturbation.run(observer, inputs, indices)
         except torch.OutOfMemoryError as error:
@@ -294,7 +301,7 @@ def _run_batches(
         done += len(indices)
         if on_progress is not None:
             on_progress(ProgressEvent(phase="measuring", step=done, steps=num_samples))
-    return start
+    return start, drawing
 
 
 def _num_layers(model: Any) -> int | None:
