@@ -331,7 +331,7 @@ def select_head_class(config: Any) -> Any:
     if architecture.endswith(("ForMaskedLM", "ForPreTraining")):
         return AutoModelForMaskedLM
     if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        kinds = (select_language_model_class(config), AutoModelForImageTextToText)
+        kinds = (select_language_model_class(config), AutoModelForImageTextToText, AutoModelForSeq2SeqLM)
         return next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[0])
     return AutoModelForSequenceClassification if architecture.endswith("ForSequenceClassification") else None
 
