@@ -28,10 +28,6 @@ class Command(ABC):
     def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, of a file, or the default ones, with those given. Raises UserError."""
 
-    def vary(self, fields: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a trial: the initial ones with those that a sweep varies."""
-        return {**fields, **varied}
-
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields of a run from some, checked, as JSON holds them. Raises UserError."""
         return self.config.from_dict(fields).to_dict()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,10 @@ def test_another_tokenizer_than_the_presets_brings_its_own_vocabulary(
 ) -> None:
     """As of `regard pretrain pico --tokenizer NAME`: 1,024 tokens are those of a tokenizer trained for pico."""
     command = COMMANDS["pretrain"]()
-    fields = command.initial_fields("pico", None, chosen)
+
+    def fields(varied: Mapping[str, Any]) -> dict[str, Any]:
+        return command.initial_fields("pico", None, {**chosen, **varied})
+
     trials = make_trials(command, {"tokenizer": ["train", "other"]}, folder=Path("x"), fields=fields, seeds=[0])
     assert [trial.fields["vocab_size"] for trial in trials] == sizes
     vary = {"tokenizer": ["other"], "vocab_size": [800]}

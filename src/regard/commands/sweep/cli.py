@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
             result = sweep(
                 command,
                 vary,
-                config=command.initial_fields(options.name, options.config, fields),
+                config=lambda varied: command.initial_fields(options.name, options.config, {**fields, **varied}),
                 seeds=None if options.seeds is None else parse_seeds(options.seeds),
                 num_seeds=3 if options.num_seeds is None else options.num_seeds,
                 **{

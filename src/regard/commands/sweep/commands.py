@@ -76,21 +76,9 @@ class PretrainCommand(Command):
         "cache": "where packed text is kept (default: $REGARD_CACHE, else ~/.cache/regard)"
     }
 
-    def __init__(self) -> None:
-        self._vocabulary_is_given = True
-
     def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         config = PretrainConfig.from_file(file) if file is not None else preset or "nano"
-        self._vocabulary_is_given = file is not None or "vocab_size" in given
         return preset_config(config, **given).to_dict()
-
-    def vary(self, fields: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a trial; another tokenizer than the preset's brings its own size of the vocabulary."""
-        changed = super().vary(fields, varied)
-        is_other = "tokenizer" in fields and changed["tokenizer"] != fields["tokenizer"]
-        if is_other and not self._vocabulary_is_given and "vocab_size" not in varied:
-            changed["vocab_size"] = None
-        return changed
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         config = PretrainConfig.from_dict(fields)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TABLE = "trials.parquet"
+FieldsOf = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Returns the fields of a trial, but for its seed, from those that vary."""
 COMMANDS: dict[str, Callable[[], Command]] = {"pretrain": PretrainCommand, "learn": LearnCommand}
 """The commands that a sweep can repeat."""
 
@@ -108,7 +110,7 @@ def sweep(
     vary: Mapping[str, Sequence[Any]],
     *,
     out: str | Path,
-    config: Mapping[str, Any] | Config | None = None,
+    config: Mapping[str, Any] | Config | FieldsOf | None = None,
     seeds: Sequence[int] | None = None,
     num_seeds: int = 3,
     launcher: Literal["local", "ray"] = "local",
@@ -129,7 +131,7 @@ def sweep(
         vary: Values of fields of the command's configuration, by their names.
         out: Folder to write, new or of an earlier sweep. Trials that are finished there are not run again; those of
             other fields stay beside the new ones.
-        config: The fields that do not vary.
+        config: The fields that do not vary, or a function that returns those of a trial from the ones that do.
         seeds: Seeds of each combination. None for `num_seeds` of them, from 0.
         num_seeds: How many seeds there are if they are not listed.
         launcher: Where trials run: on this machine, or on a Ray cluster.
@@ -149,7 +151,7 @@ def sweep(
     """
     command = command if isinstance(command, Command) else find_command(command)
     folder = Path(out).resolve()
-    fields = config.to_dict() if isinstance(config, Config) else dict(config or {})
+    fields = config.to_dict() if isinstance(config, Config) else config or {}
     trials = make_trials(command, vary, folder=folder, fields=fields, seeds=_list_seeds(seeds, num_seeds))
     if retries < 0:
         raise UserError(f"retries: expected at least 0, got {retries}")
@@ -183,7 +185,7 @@ def make_trials(
     vary: Mapping[str, Sequence[Any]],
     *,
     folder: Path,
-    fields: Mapping[str, Any],
+    fields: Mapping[str, Any] | FieldsOf,
     seeds: Sequence[int],
 ) -> list[Trial]:
     """Return every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
@@ -196,7 +198,7 @@ def make_trials(
     trials: dict[str, Trial] = {}
     for combination, seed in itertools.product(itertools.product(*vary.values()), seeds):
         varied = dict(zip(vary, combination, strict=True))
-        complete = _complete(command, {**command.vary(fields, varied), "seed": seed}, varied)
+        complete = _complete(command, fields, varied, seed)
         complete = {**{name: command.config.options()[name].default for name in vary}, **complete}
         key = trial_key(command.name, complete)
         shown = {name: complete[name] for name in vary}
@@ -213,10 +215,13 @@ def _list_seeds(seeds: Sequence[int] | None, num_seeds: int) -> list[int]:
     return unique
 
 
-def _complete(command: Command, fields: Mapping[str, Any], varied: Mapping[str, Any]) -> dict[str, Any]:
+def _complete(
+    command: Command, fields: Mapping[str, Any] | FieldsOf, varied: Mapping[str, Any], seed: int
+) -> dict[str, Any]:
     """Return all fields of a trial, as JSON holds them."""
     try:
-        complete: dict[str, Any] = json.loads(json.dumps(command.complete(fields)))
+        of_trial = fields(varied) if callable(fields) else {**fields, **varied}
+        complete: dict[str, Any] = json.loads(json.dumps(command.complete({**of_trial, "seed": seed})))
     except UserError as error:
         values = " ".join(f"{name}={value}" for name, value in varied.items())
         raise UserError(f"{error} (of {values})") from error
