@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, check_int, warn_user
+from regard.models.model_files import restore_modes
 
 LOW_OWN_WEIGHT = 0.8
 """Mean weight of its own adapter below which a task's rows are told to be sent elsewhere."""
@@ -86,13 +87,9 @@ def train_adapter(
 @contextmanager
 def train_mode(model: nn.Module) -> Iterator[None]:
     """Train inside the block; the mode of each module is restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    with restore_modes(model):
         model.train()
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 class BatchesOnDevice:

@@ -46,13 +46,20 @@ class Loaded:
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Set a model to evaluation mode for a while, then restore the modes of all modules."""
-    training = [module for module in model.modules() if module.training]
-    try:
+    with restore_modes(model):
         model.eval()
         yield
+
+
+@contextmanager
+def restore_modes(model: nn.Module) -> Iterator[None]:
+    """Give every module the mode back at the end that it has now."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
     finally:
-        for module in training:
-            module.training = True
+        for module, mode in modes:
+            module.training = mode
 
 
 @contextmanager

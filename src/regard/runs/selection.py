@@ -1,6 +1,6 @@
 """Selection of a table's rows by the values of its columns."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -41,6 +41,10 @@ def _describe_column(column: pd.Series) -> str:
     if column.empty:
         return "nothing was measured"
     values = [*column.dropna().unique(), *([None] if column.hasnans else [])]
-    rest = len(values) - MAX_LISTED
-    listed = ", ".join(str(value) for value in values[:MAX_LISTED]) + (f" and {rest} more" if rest > 0 else "")
-    return f"{column.name} was measured for {listed}"
+    return f"{column.name} was measured for {list_some(values, MAX_LISTED)}"
+
+
+def list_some(values: Sequence[Any], most: int) -> str:
+    """Return so many of the values, and the number of the others."""
+    rest = len(values) - most
+    return ", ".join(map(str, values[:most])) + (f" and {rest} more" if rest > 0 else "")

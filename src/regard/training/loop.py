@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.models.model_files import restore_modes
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
 from regard.runs.snapshots import Snapshots
@@ -137,20 +138,9 @@ def train(
         batches = BatchLoader(batch, placed, plan, trim)
         run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct)
         progress = _restore_progress(run, resume)
-        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), _modes_restored(model):
+        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), restore_modes(model):
             _take_steps(run, progress)
     return TrainResult(progress.history, progress.seconds, progress.step)
-
-
-@contextlib.contextmanager
-def _modes_restored(model: nn.Module) -> Iterator[None]:
-    """Give every module the mode back at the end that it has now."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def _take_steps(run: _Run, progress: _Progress) -> None:

@@ -31,7 +31,7 @@ MAX_LOGITS = 1 << 26  # maximum number of logits in memory, unless one row has m
 MAX_SLICE = 1 << 22  # maximum number of logits converted to float32 at a time
 
 
-class _PeriodicMonitor:
+class PeriodicMonitor:
     """Measures every so many steps, and after the last."""
 
     every: int
@@ -40,7 +40,7 @@ class _PeriodicMonitor:
         return last or step % self.every == 0
 
 
-class SinkMonitor(_PeriodicMonitor):
+class SinkMonitor(PeriodicMonitor):
     """Measures the sinks of a causal model on held-out rows during training.
 
     Calling it with the model and the step returns metrics by name:
@@ -192,7 +192,7 @@ class _VirtualSinkObserver(Observer):
         return float((weights[:, :, first].sum(-1) / (self.length + before)).mean())
 
 
-class ValidationLoss(_PeriodicMonitor):
+class ValidationLoss(PeriodicMonitor):
     """Measures the mean negative log-likelihood of held-out rows during training, in nats per token.
 
     Calling it with the model and the step returns `valid_loss.<domain>`, and `valid_loss` over all domains together.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from regard.report import page
 from regard.runs.intervals import seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
+from regard.runs.selection import list_some
 
 KINDS: dict[str, type[RunResult]] = {
     kind.command: kind for kind in (MeasureResult, ReplaceResult, PretrainResult, ConvertResult, LearnResult)
@@ -159,15 +160,12 @@ def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> 
         ]
         if undefined:
             why = "a loss that diverged, or a score that these predictions do not have, as a correlation of equal ones"
-            notes.append(f"{run}: {_join(undefined)} is not a finite number for at least one seed ({why})")
+            notes.append(
+                f"{run}: {list_some(undefined, MAX_NAMES)} is not a finite number for at least one seed ({why})"
+            )
         if lacks := [name for name in all_names if name not in of_run]:
-            notes.append(f"{run} has no {_join(lacks)}")
+            notes.append(f"{run} has no {list_some(lacks, MAX_NAMES)}")
     return notes
-
-
-def _join(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def terminal_table(table: pd.DataFrame, max_rows: int | None = None) -> rich.table.Table:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import eval_mode
+from regard.training.sink_monitor import PeriodicMonitor
 
 MAX_LOGITS = 2**24
 """Most logits of a forward, unless one row has more."""
@@ -30,7 +31,7 @@ def row_losses(model: Any, rows: Int64[Tensor, "row token"]) -> list[float]:
     return [loss / (rows.shape[1] - 1) for loss in losses]
 
 
-class HeldOutLoss:
+class HeldOutLoss(PeriodicMonitor):
     """Measures held-out rows while a stage is trained: `valid_loss.<domain>`, and `valid_loss` over all together.
 
     Args:
@@ -42,9 +43,6 @@ class HeldOutLoss:
     def __init__(self, domains: Mapping[str, Tensor], every: int, before: Sequence[float]) -> None:
         self.domains, self.every = domains, every
         self._step, self._losses = 0, list(before)
-
-    def due(self, step: int, last: bool) -> bool:
-        return last or step % self.every == 0
 
     def __call__(self, model: Any, step: int) -> dict[str, float]:
         if step:

@@ -11,7 +11,7 @@ from regard import models
 from regard.commands.measure.config import MeasureConfig
 from regard.data import Images, Sounds, Texts
 from regard.errors import UserError, warn_user
-from regard.hooks.layers import eval_no_grad
+from regard.hooks.layers import evaluation_mode
 from regard.models.pretrained import resolve_model
 from regard.models.processors import (
     Kind,
@@ -104,7 +104,7 @@ def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
     Some draw whether to leave out a layer and leave out none (Wav2Vec2 until Transformers 5.20).
     """
     outputs: list[Any] = []
-    with eval_no_grad(model), torch.random.fork_rng():
+    with evaluation_mode(model):
         for seed in (0, 1):
             torch.manual_seed(seed)
             outputs.append(model(**inputs)[0])

@@ -19,6 +19,7 @@ from regard.continual.training_phase import Epochs, ExampleRef
 from regard.data.stream import TextPairs, TextTask
 from regard.models.generator import IGNORE_INDEX, Generator
 from regard.models.limits import maximum_length
+from regard.models.model_files import restore_modes
 from regard.runs import distributed as processes
 from regard.training import TrainingConfig
 from regard.training.placement import Rows
@@ -85,11 +86,10 @@ def generate_inputs(learner: TextLearner, task: int, count: int, recipe: Generat
 def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, seed: int) -> Iterator[SampleGenerator]:
     """For a while, the block of a generator stands in the place of the network's; then all is as it was."""
     trainable = [(member, member.requires_grad) for member in network.parameters()]
-    modes = [(member, member.training) for member in network.modules()]
     target_modules = list(network.pool.layers) if isinstance(network.pool, LoraAdapterPool) else "auto"
     options: dict[str, Any] = {"r": recipe.r, "lora_alpha": recipe.lora_alpha, "dropout": recipe.dropout, "seed": seed}
     try:
-        with network.pool.disable():
+        with restore_modes(network), network.pool.disable():
             pool = LoraAdapterPool(network.classifier.encoder, target_modules=target_modules, **options)
             pool.reserve(1)
             pool.set_trainable(0)
@@ -100,8 +100,6 @@ def attach_generator(network: AdapterNetwork, recipe: GeneratorTrainingConfig, s
     finally:
         for parameter, requires_grad in trainable:
             parameter.requires_grad_(requires_grad)
-        for module, mode in modes:
-            module.training = mode
 
 
 def encode_samples(learner: TextLearner, task: int, frame: PromptFrame) -> EncodedTexts:
