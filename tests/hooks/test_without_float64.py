@@ -45,8 +45,8 @@ def llama() -> Any:
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", sorted(STATISTICS.keys() - {"modality_mass", "perturbation_spread"}))
 def test_statistics_are_those_of_a_device_with_float64(name: str, padded: bool) -> None:
-    model, ids, mask = llama(), torch.randint(5, 50, (2, 12)), torch.ones(2, 12, dtype=torch.long)
-    mask[1, : 4 * padded] = 0
+    model, ids, mask = llama(), torch.randint(5, 50, (3, 12)), torch.ones(3, 12, dtype=torch.long)
+    mask[1, : 4 * padded] = 0  # two samples without padding are what input dependence needs
     frames = []
     for kind in (Tensor, Elsewhere):
         with torch.no_grad(), regard.watching(model, [name]) as watch:

@@ -13,7 +13,7 @@ from regard.runs.display import Display
 from regard.runs.selection import select_rows
 from regard.statistics import Statistic, StatisticRow
 from regard.statistics.columns import Columns, Positions, join_columns, select_positions
-from regard.statistics.table import select_statistic
+from regard.statistics.table import filter_statistic, select_statistic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,17 @@ class Readings(Display):
 
     def frame(self, statistic: str | None = None, **equal: Any) -> pd.DataFrame:
         """Return the results so far as a tidy table, or some rows of it, as `regard.MeasureResult.frame` does."""
-        return select_rows(select_statistic(join_columns(self.columns()), statistic), equal, statistic)
+        return select_rows(self._select(statistic), equal, statistic)
+
+    def _select(self, statistic: str | None) -> pd.DataFrame:
+        """Return the rows of a statistic (None: all). UserError if the table lacks it, or no sample gave it a value."""
+        table = join_columns(self.columns())
+        if statistic in self.statistics and not filter_statistic(table, statistic).any():
+            samples = pluralize(self.samples, "finished sample")
+            raise UserError(
+                f"statistic {statistic}: no value comes of {samples}; docs/statistics.md says what it needs"
+            )
+        return select_statistic(table, statistic)
 
     def plot(
         self,
@@ -62,7 +72,7 @@ class Readings(Display):
         kind: Kind | None = None,
     ) -> Figure:
         """Draw a statistic so far, as `regard.MeasureResult.plot` does."""
-        table = select_statistic(join_columns(self.columns()), statistic)
+        table = self._select(statistic)
         return draw_statistic(table, site=site, epsilon=epsilon, position=position, kind=kind)
 
     def headline(self) -> str:
