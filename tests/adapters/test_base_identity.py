@@ -17,7 +17,7 @@ from regard.adapters.base_identity import BaseIdentity, KnownIdentities, base_sh
 from regard.errors import UserError
 from regard.models import base_files
 from tests.adapters.model_families import FAMILIES, made
-from tests.adapters.test_big_models import ByteLinear
+from tests.tiny_quantized import ByteLinear
 
 
 @pytest.fixture(autouse=True)

@@ -6,32 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 from regard.errors import UserError
+from regard.hooks.quantized import stored_part
+from tests.tiny_quantized import KINDS, ByteLinear, PackedLinear, dequantize, quantize
 
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
-
-
-class PackedLinear(nn.Linear):
-    """A stand-in for bitsandbytes' `Linear4bit`: two weights in a byte of a column, and a scale for all."""
-
-    def forward(self, states: Tensor) -> Tensor:
-        return nn.functional.linear(states, self.whole())
-
-    def whole(self) -> Tensor:
-        packed: Any = self.weight.flatten()
-        values = torch.stack([packed >> 4, packed & 15], -1).float() - 8
-        return values.view(self.out_features, self.in_features) / 32
-
-
-class ByteLinear(PackedLinear):
-    """A stand-in for `Linear8bitLt`: whole numbers in the place of the weights."""
-
-    def whole(self) -> Tensor:
-        return self.weight.float() / 256
 
 
 def llama() -> LlamaForCausalLM:
@@ -40,24 +22,12 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**sizes, hidden_size=16, intermediate_size=16, pad_token_id=0)).eval()
 
 
-def quantized(kind: type[PackedLinear]) -> LlamaForCausalLM:
-    model = llama()
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj"):
-            linear = kind(16, 16, bias=False)
-            packed = torch.randint(0, 256, (128, 1), dtype=torch.uint8)
-            whole = torch.randint(-127, 127, (16, 16), dtype=torch.int8)
-            linear.weight = nn.Parameter(packed if kind is PackedLinear else whole, requires_grad=False)
-            layer.self_attn.set_submodule(name, linear)
-    return model.eval()
+def quantized(kind: type[PackedLinear]) -> Any:
+    return quantize(llama(), kind, ("q_proj", "v_proj"))
 
 
-def dequantized(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    whole = llama()
-    for layer, other in zip(model.model.layers, whole.model.layers, strict=True):
-        for name in ("q_proj", "v_proj"):
-            getattr(other.self_attn, name).weight.data = getattr(layer.self_attn, name).whole()
-    return whole
+def dequantized(model: Any) -> Any:
+    return dequantize(model, llama())
 
 
 def with_adapters(model: LlamaForCausalLM) -> regard.SharedAdapters:
@@ -72,7 +42,7 @@ def with_adapters(model: LlamaForCausalLM) -> regard.SharedAdapters:
     return adapters
 
 
-@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+@pytest.mark.parametrize("kind", KINDS)
 def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_weights(
     kind: type[PackedLinear],
 ) -> None:
@@ -115,15 +85,17 @@ def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so
     assert here.import_peft(tmp_path / "one", "a", any_model=True) == 0
 
 
-@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+@pytest.mark.parametrize("kind", KINDS)
 def test_merging_into_a_quantized_base_is_refused_and_changes_nothing(kind: type[PackedLinear]) -> None:
     adapters = with_adapters(quantized(kind))
-    before = {name: value.clone() for name, value in adapters.model.state_dict().items()}
-    with pytest.raises(UserError, match=r"^model: expected weights of floating point to merge into, got .*int8"):
+    before = {name: stored_part(value).clone() for name, value in adapters.model.state_dict().items()}
+    with pytest.raises(
+        UserError, match=r"^model: expected weights of floating point to merge into, got (.*int8|ScaledTensor) in"
+    ):
         adapters.merge("a")
     assert adapters.adapter_names == ("a", "b")
     assert not adapters.merged
     assert adapters.base is None
     after = adapters.model.state_dict()
     assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(before[name], stored_part(after[name])) for name in before)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
@@ -114,6 +115,25 @@ def test_weights_that_are_renamed_for_the_head_alone_are_loaded_below_it(saved: 
     weights = load_file(folder / "model.safetensors")
     save_file({name: weight for name, weight in weights.items() if "norm" not in name}, folder / "model.safetensors")
     assert "do not fit its config.json: " in refusal(folder)
+
+
+def test_weights_that_are_read_with_their_head_alone_are_loaded_below_it(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that torchao has quantized."""
+    folder = saved("llama")
+    expected = load(str(folder)).model.state_dict()
+
+    def fail(*_args: Any, **_options: Any) -> Any:
+        raise RuntimeError("issues during automatic conversion of the weights")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", fail)
+    loaded = load(str(folder)).model
+    assert type(loaded) is transformers.LlamaModel
+    torch.testing.assert_close(loaded.state_dict(), expected, atol=0, rtol=0)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fail)
+    with pytest.raises(RuntimeError, match="automatic conversion"):
+        load(str(folder))
 
 
 def test_sharded_weights_are_hashed_in_the_order_of_their_names(saved: Saved) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.off_loading import stored_tensor
 from regard.adapters.prompt_adapters import PromptAdapters
+from regard.hooks.quantized import is_packed, stored_part
 from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_names
 from regard.runs.integrity import sha256_of_json
 
@@ -83,9 +84,10 @@ def _state(model: PreTrainedModel) -> list[Any] | None:
     """
     state: list[Any] = [model.name_or_path]
     samples = []
-    for names, value, _, _ in _weights(model):
-        if value.is_meta:
+    for names, whole, _, _ in _weights(model):
+        if whole.is_meta:
             return None
+        value = stored_part(whole)
         version = None if value.is_inference() else value._version
         state.append((names[0], value.data_ptr(), version, tuple(value.shape), value.dtype, value.device))
         if value.numel():
@@ -152,14 +154,15 @@ def _base_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
 def _are_of(weights: Sequence[BaseWeight], files: BaseFiles, *, is_quantized: bool) -> bool:
     """Return whether all weights are in the files, with the same numbers.
 
-    Whole numbers in the place of floating point, in a model that Transformers has quantized, cannot be compared.
+    Whole numbers in the place of floating point, and tensors that pack them, cannot be compared in a model that
+    Transformers has quantized.
     """
     pairs = []
     for weight in weights:
         stored = [files.tensors[name] for name in weight.names if name in files.tensors]
         if not stored:
             return False
-        is_float, shape = weight.value.is_floating_point(), tuple(weight.value.shape)
+        is_float, shape = weight.value.is_floating_point() and not is_packed(weight.value), tuple(weight.value.shape)
         if is_quantized and not is_float and all(tensor.is_float for tensor in stored):
             continue
         if any(tensor.shape != shape or tensor.is_float != is_float for tensor in stored):
@@ -185,7 +188,8 @@ def base_sha256(model: PreTrainedModel) -> str:
     for name, value in sorted(_base_weights(model).items()):
         digest.update(f"{name} {tuple(value.shape)}".encode())
         owner, _, last = name.rpartition(".")
-        whole = stored_tensor(modules[owner], last) if value.is_meta else value
+        whole: Any = stored_tensor(modules[owner], last) if value.is_meta else value
+        whole = whole.dequantize() if is_packed(whole) else whole
         rounded = whole.detach().to("cpu", torch.bfloat16) if whole.is_floating_point() else whole.detach().cpu()
         digest.update(rounded.contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

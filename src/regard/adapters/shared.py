@@ -34,6 +34,7 @@ from regard.adapters.task_training import (
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_no_grad
+from regard.hooks.quantized import is_packed, is_quantized
 from regard.models.generator import is_language_model
 
 Batches = Iterable[Mapping[str, Any]]
@@ -300,9 +301,10 @@ class SharedAdapters(AdapterModel):
         for layer, mixed in self.layers("merge").items():
             if mixed.weight.is_meta:
                 raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
-            if not mixed.weight.is_floating_point():
+            if is_quantized(mixed.weight):
+                kind = type(mixed.weight).__name__ if is_packed(mixed.weight) else mixed.weight.dtype
                 expected = "expected weights of floating point to merge into"
-                raise UserError(f"model: {expected}, got {mixed.weight.dtype} in {layer}; load it without quantization")
+                raise UserError(f"model: {expected}, got {kind} in {layer}; load it without quantization")
         parts = {
             layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
             for layer, mixed in self.layers("merge").items()

@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.call import AttentionCall, as_tensor
 from regard.attention.tracing import is_traced
 from regard.hooks.modules import AttentionLayer, Fused
+from regard.hooks.quantized import is_quantized
 
 FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
@@ -27,7 +28,8 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
     bias = getattr(module, "v_bias", 0)  # some models add that of the values afterwards
     for name in FUSED:
         layer: Any = getattr(module, name, None)
-        output = outputs.get(layer) if type(layer) in (nn.Linear, Conv1D) else None
+        is_plain = type(layer) in (nn.Linear, Conv1D) and not is_quantized(layer.weight)
+        output = outputs.get(layer) if is_plain else None
         if output is None or output.shape[-1] != (heads + 2 * groups) * width:
             continue
         if torch.allclose(output[..., -groups * width :] + bias, values):
@@ -143,12 +145,17 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     for names in SEPARATE:
         projections: list[Any] = [getattr(layer.module, name, None) for name in names]
         sizes = zip(projections, (num_heads * width, groups * width), strict=True)
-        if all(type(projection) is nn.Linear and projection.out_features == size for projection, size in sizes):
+        if all(_is_plain(projection) and projection.out_features == size for projection, size in sizes):
             return {
                 name: PartialLinear(projection, _rows(heads, width, width))
                 for name, projection, heads in zip(names, projections, (queries, keys), strict=True)
             }
     return {}
+
+
+def _is_plain(projection: Any) -> bool:
+    """Return whether rows of a projection's weight can be taken out."""
+    return type(projection) is nn.Linear and not is_quantized(projection.weight)
 
 
 def _rows(heads: Iterable[int], width: int, step: int, first: int = 0) -> list[int]:

@@ -18,6 +18,7 @@ from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
+from regard.hooks.quantized import compute_dtype, is_packed, is_quantized_linear, read_entries
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.runs.model_type import original_type
 
@@ -54,9 +55,14 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
     layers = find_attention_layers(model) if layers is None else layers
     weights: list[float] = []
     for layer in layers:
+        dtype, owners = compute_dtype(layer.stack.module), _find_quantized(layer.module)
         for parameter in layer.module.parameters():
-            if parameter.ndim > 1:
-                index = torch.linspace(0, parameter.numel() - 1, FINGERPRINT_ENTRIES).long()
+            owner: Any = owners.get(parameter)
+            size = parameter.numel() if owner is None else owner.in_features * owner.out_features
+            index = torch.linspace(0, size - 1, FINGERPRINT_ENTRIES).long()
+            if owner is not None:
+                weights += read_entries(owner, index.tolist(), dtype)
+            elif parameter.ndim > 1:
                 weights += parameter.detach().flatten()[index.to(parameter.device)].float().tolist()
     config = getattr(model, "config", None)
     return {
@@ -67,6 +73,11 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
     }
 
 
+def _find_quantized(module: nn.Module) -> dict[Tensor, nn.Module]:
+    """Return the quantized linear layers of a module by their weights."""
+    return {layer.weight: layer for layer in module.modules() if is_quantized_linear(layer)}  # type: ignore[misc]
+
+
 def _digest(layers: Sequence[AttentionLayer]) -> str:
     """Return the precision of the layers' parameters, and a SHA-256 over a few entries of each."""
     precisions: set[str] = set()
@@ -75,7 +86,11 @@ def _digest(layers: Sequence[AttentionLayer]) -> str:
         for parameter in block.parameters():
             size, count = parameter.numel(), min(parameter.numel(), DIGEST_ENTRIES)
             index = torch.arange(count) * (size - 1) // max(count - 1, 1)
-            entries = parameter.detach().flatten()[index.to(parameter.device)].cpu().contiguous()
+            whole: Any = parameter.detach()
+            if is_packed(whole):
+                precisions.add(type(whole).__name__)
+                whole = whole.dequantize()
+            entries = whole.flatten()[index.to(parameter.device)].cpu().contiguous()
             precisions.add(str(parameter.dtype).removeprefix("torch."))
             digest.update(entries.view(torch.uint8).numpy().tobytes())
     return f"{'+'.join(sorted(precisions))}:{digest.hexdigest()}"

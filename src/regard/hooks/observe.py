@@ -332,7 +332,7 @@ class Watch(Observer, Readings):
                     f"cannot weigh the values of {path}: its output is written to in place before it is projected; "
                     "leave out value_weighted_mass"
                 )
-            outputs = HeadOutputs(path, call, output, received, output_weight(projection), mass)
+            outputs = HeadOutputs(path, call, output, received, output_weight(projection, received.dtype), mass)
             projected = {name: REDUCTIONS[name].compute(outputs) for name in self._names["projection"]}
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
@@ -369,7 +369,7 @@ class Watch(Observer, Readings):
             members = self._modalities.of_keys(sequences.stack.module, kind, sequences.token_ids, call, first_key)
 
         def find_weight() -> Tensor:
-            return output_weight(self._find_projection(sequences, path, call))
+            return output_weight(self._find_projection(sequences, path, call), call.query.dtype)
 
         io = AttentionIO(call, find_weight, kind == "self", members)
         tensors = {name: reductions[name] for name in self._request.names}

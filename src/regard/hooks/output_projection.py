@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from regard.attention.float64 import to_float64
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
+from regard.hooks.quantized import is_quantized_linear, multiplied_weight
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 """Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""
@@ -39,9 +40,9 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     for layer in map(_without_dropout, candidates):
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
-        if not is_plain or not isinstance(base, (nn.Linear, Conv1D)):
-            continue  # what another adapter or a quantized layer multiplies by is not its weight alone
-        if output_weight(layer).shape[1] == width:
+        if not isinstance(base, (nn.Linear, Conv1D)) or not (is_plain or is_quantized_linear(base)):
+            continue  # what another adapter multiplies by is not its weight alone
+        if (base.in_features if isinstance(base, nn.Linear) else base.weight.shape[0]) == width:
             return layer
     return None
 
@@ -54,10 +55,13 @@ def _without_dropout(candidate: Any) -> Any:
     return first if all(isinstance(layer, (nn.Dropout, nn.Identity)) for layer in rest) else candidate
 
 
-def output_weight(projection: Any) -> Float[Tensor, "model_width width"]:
-    """Return W_O of an output projection, with the LoRA adapters of PEFT that are on."""
+def output_weight(projection: Any, dtype: torch.dtype) -> Float[Tensor, "model_width width"]:
+    """Return W_O of an output projection, with the LoRA adapters of PEFT that are on.
+
+    That of a quantized layer is what inputs of this precision are multiplied by.
+    """
     base = getattr(projection, "base_layer", projection)
-    weight: Tensor = base.weight.detach()
+    weight: Tensor = multiplied_weight(base, dtype) if is_quantized_linear(base) else base.weight.detach()
     if base is not projection and not projection.disable_adapters and not projection.merged:
         for name in projection.active_adapters:
             if name in projection.lora_A:

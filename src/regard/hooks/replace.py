@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.patches import patched
+from regard.hooks.quantized import compute_dtype
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]
@@ -269,13 +271,9 @@ def _make_constant_heads(
     if isinstance(vars(layer.module).get(OVERRIDE), HeadOperations):
         expected = "a layer whose heads all compute one thing, to put constants beside it"
         raise UserError(f"constants: expected {expected}; single heads of layer {layer.layer} ({layer.site}) do not")
-    weight = next((p for p in layer.module.parameters() if p.is_floating_point()), None)
-    if weight is None:
-        raise UserError(
-            f"cannot replace heads of {type(layer.module).__name__}, which has no weights in floating point; replace "
-            "them before you quantize"
-        )
-    matrices = [constants.matrices[layer.key][heads].to(weight.device, weight.dtype) for constants in sources]
+    modules = layer.module, layer.stack.module
+    device, dtype = next(chain.from_iterable(m.parameters() for m in modules)).device, compute_dtype(*modules)
+    matrices = [constants.matrices[layer.key][heads].to(device, dtype) for constants in sources]
     cross = layer.site.startswith("cross")
     exact = any(constants.has_fixed_columns for constants in sources)
     return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, exact=exact, **options)

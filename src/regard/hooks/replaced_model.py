@@ -20,6 +20,7 @@ from regard.hooks.constant_heads import begin_pass, freeze_constants
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.operation import Layers, Sites, make_operations
+from regard.hooks.quantized import is_quantized_linear
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -156,6 +157,11 @@ def replaced(
     else:
         if layers is not None or sites is not None:
             raise UserError("layers and sites are for operations; choose where constants go with heads=")
+        if any(is_quantized_linear(module) for layer in all_layers for module in layer.module.modules()):
+            raise UserError(
+                f"cannot make a replaced model with constants of this {architecture}, whose weights are quantized; use "
+                "regard.replacing, or replace heads before you quantize"
+            )
         sources = resolve_constants(constants)
         check_constants(model, all_layers, sources, any_model)
         selected = select_heads(sources[0], heads)
@@ -186,12 +192,30 @@ def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Ten
     for name, tensor in (*built.named_parameters(), *built.named_buffers()):
         if name in state:
             tensor.data = state[name]
+    if getattr(model, "hf_quantizer", None) is not None:
+        built._weight_conversions = _reversible(getattr(model, "_weight_conversions", None))
     if getattr(model, "generation_config", None) is not None:
         built.generation_config = copy.deepcopy(model.generation_config)
     experts = model.get_experts_implementation() if hasattr(model, "get_experts_implementation") else {}
     if any(experts.values()):
         built.set_experts_implementation(experts)
     return built.to(model.device)
+
+
+def _reversible(conversions: Sequence[Any] | None) -> list[Any] | None:
+    """Return the conversions by which Transformers read a checkpoint that it can undo when it saves.
+
+    Others put the parts of a quantized weight together, which the state of its layer holds one by one already.
+    """
+    return [each for each in conversions if _can_reverse(each)] if conversions else None
+
+
+def _can_reverse(conversion: Any) -> bool:
+    try:
+        conversion.reverse_transform()
+    except NotImplementedError:
+        return False
+    return True
 
 
 def _make_config(

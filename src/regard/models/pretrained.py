@@ -198,10 +198,17 @@ def _load_trained(
 ) -> PreTrainedModel:
     """Return the model with the folder's weights; raise UserError if some are missing, unless of a head to be left.
 
-    Some types rename weights with their head alone (DeepSeek-V4): what lacks weights without it is loaded with it.
+    Some types rename weights with their head alone (DeepSeek-V4): what lacks weights without it is loaded with it, and
+    so is what Transformers cannot read without it (a head that torchao has quantized).
     """
-    model, missing, wrong = read_weights(auto_class, folder, config, needs_head, **options)
     with_head = select_head_class(config) if auto_class is AutoModel else None
+    try:
+        model, missing, wrong = read_weights(auto_class, folder, config, needs_head, **options)
+    except RuntimeError:
+        if with_head is None:
+            raise
+        base: Any = _load_trained(with_head, folder, config, name, needs_head=False, **options).base_model
+        return base
     if (missing or wrong) and with_head is not None:
         headed, *lacks = read_weights(with_head, folder, config, False, **options)
         base = headed.base_model

@@ -25,6 +25,7 @@ from regard.models import RegardConfig, RegardForCausalLM, load
 from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
 from tests.processes import run_python
+from tests.tiny_quantized import ByteLinear, quantize
 
 Tiny = Callable[[str], Path]
 SMALL: dict[str, Any] = {
@@ -506,6 +507,13 @@ def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
     loaded = load(causal, language_model=True)
     with pytest.raises(UserError, match="expected weights in float32"):
         convert(loaded.model.half(), loaded.tokenizer, **small)
+
+
+def test_quantized_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
+    loaded = load(causal, language_model=True)
+    model = quantize(loaded.model, ByteLinear, ("k_proj",))
+    with pytest.raises(UserError, match="weights to be trained, got quantized ones; load the model that they were"):
+        convert(model, loaded.tokenizer, **small)
 
 
 def test_autocast(causal: str, small: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from regard.data.texts import Source, check_source
 from regard.data.windows import tokens_before
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
+from regard.hooks.quantized import is_quantized
 from regard.hooks.replaced_model import check_original
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 from regard.models.generator import add_model_hash
@@ -152,6 +153,10 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
         raise UserError(f"model: expected a causal language model, {name} is an encoder–decoder")
     if not hasattr(host, "lm_head") and host.get_output_embeddings() is None:
         raise UserError(f"model: expected a causal language model, {type(host).__name__} has no head")
+    if any(is_quantized(parameter) for parameter in host.parameters()):
+        raise UserError(
+            "model: expected weights to be trained, got quantized ones; load the model that they were made of"
+        )
     if any(parameter.dtype != torch.float32 for parameter in host.parameters()):
         raise UserError("model: expected weights in float32, to be trained; load the model with dtype=torch.float32")
     return add_model_hash(loaded)
