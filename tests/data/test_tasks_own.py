@@ -144,6 +144,21 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     assert (task.unlabeled, len(task.train), len(task.validation)) == (3, 10, 10)
 
 
+def test_minus_one_as_a_label(tmp_path: Path) -> None:
+    rows = [{"text": f"x {number}", "label": number % 2} for number in range(20)]
+    marked = [{"text": f"y {number}", "label": number % 3 - 1} for number in range(9)]
+    train, held = jsonl(tmp_path / "a.jsonl", rows), jsonl(tmp_path / "b.jsonl", marked)
+    with pytest.warns(UserWarning, match=r"3 of 9 rows have -1 in the column 'label' and are left out"):
+        task = read_task(train, validation=held)
+    assert (task.unlabeled, task.labels, len(task.validation)) == (3, ("0", "1"), 6)
+    with pytest.raises(UserError, match=r"expected a label of 0, 1 in .*b.jsonl, line 1; got '-1'"):
+        read_task(train, validation=held, missing_labels="refuse")
+    with pytest.warns(UserWarning, match=r"3 rows of .*b.jsonl have the label -1, .*: it is taken as a class"):
+        assert read_task(held).labels == ("-1", "0", "1")
+    with pytest.warns(UserWarning, match=r"3 of 9 rows have -1"):
+        assert read_task(held, missing_labels="skip-minus-one").labels == ("0", "1")
+
+
 def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
     path = tmp_path / "sts.csv"
     path.write_text("text,label\n" + "".join(f"x {number},{number // 2 / 2}\n" for number in range(10)))

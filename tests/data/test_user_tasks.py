@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -336,6 +337,56 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path, suffix: str)
     if suffix == ".csv":
         said = message_of(path, missing_labels="refuse")
         assert said == f"stream: expected a string or a whole number as label in {path}, line 4, got ''"
+
+
+def labeled(number: int, label: Any, **columns: Any) -> list[dict[str, Any]]:
+    return [{"task": "a", "text": f"{label} {at} {columns}", "label": label, **columns} for at in range(number)]
+
+
+def test_minus_one_that_no_training_row_has_is_no_label(tmp_path: Path) -> None:
+    """As published test files mark rows without a label; pandas writes -1.0 into a column with a gap."""
+    rows = [row for split in ("train", "test") for label in (0, 1) for row in labeled(5, label, split=split)]
+    for mark in (-1, "-1", -1.0):
+        path = write(tmp_path / "mine.jsonl", [*rows, *labeled(3, mark, split="test")])
+        stream, warning = told(path)
+        assert "3 of 23 rows have -1 in the column 'label' and are left out, the first in line 21" in warning
+        assert (stream.tasks[0].labels, len(stream.tasks[0].test)) == (("a/0", "a/1"), 10)
+        assert (stream.metadata["unlabeled"], "minus_one" in stream.metadata) == ({"a": 3}, False)
+        said = message_of(path, missing_labels="refuse")
+        assert said == f"stream: expected a label in {path}, line 21, got -1, which no training row of its task has"
+    negative = [row | {"label": row["label"] - 3} for row in rows]
+    assert "'a/-1'" in message_of(write(tmp_path / "mine.jsonl", [*negative, *labeled(3, -1, split="test")]))
+    path = write(tmp_path / "mine.jsonl", [*rows[:10], *labeled(3, -1, split="test")])
+    with pytest.warns(UserWarning, match="3 of 13 rows have -1"):
+        assert message_of(path).endswith("got none (" + f"{path}, 3 rows of the task have no label)")
+
+
+def test_minus_one_in_a_folder(tmp_path: Path) -> None:
+    for task, mark in (("a", -1), ("b", 1)):
+        write(tmp_path / f"{task}/train.csv", labeled(4, 0) + labeled(4, mark) + labeled(4, 1))
+        write(tmp_path / f"{task}/test.csv", labeled(3, 0) + labeled(2, -1))
+    with pytest.warns(UserWarning, match="rows (of 'a' )?have") as caught:
+        stream = read_stream(tmp_path, protocol="paper")
+    messages = [str(one.message) for one in caught]
+    assert f"{tmp_path / 'b/test.csv'}: 2 of 5 rows have -1" in messages[0]
+    assert messages[1].startswith(
+        "stream: 6 rows of 'a' have the label -1, as many tables mark rows without one: it is"
+    )
+    assert (stream.metadata["unlabeled"], stream.metadata["minus_one"]) == ({"b": 2}, {"a": 6})
+    assert [task.labels for task in stream.tasks] == [("a/-1", "a/0", "a/1"), ("b/0", "b/1")]
+
+
+def test_minus_one_of_training_rows_is_a_class_unless_told_otherwise(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", [*labeled(10, 0), *labeled(10, 1), *labeled(10, -1)])
+    stream, warning = told(path)
+    assert re.search(r"10 rows of 'a' have the label -1, .* \(missing-labels=skip-minus-one leaves", warning)
+    assert (stream.tasks[0].labels, stream.metadata["minus_one"]) == (("a/-1", "a/0", "a/1"), {"a": 10})
+    stream, warning = told(path, missing_labels="skip-minus-one")
+    assert "10 of 30 rows have -1 in the column 'label' and are left out, the first in line 21" in warning
+    assert (stream.tasks[0].labels, stream.metadata["unlabeled"]) == (("a/0", "a/1"), {"a": 10})
+    for labels in ((-1, 1), (-2, -1, 0, 1)):  # two classes by their sign, and a scale
+        path = write(tmp_path / "mine.jsonl", [row for label in labels for row in labeled(10, label)])
+        assert read_stream(path).tasks[0].labels == tuple(f"a/{label}" for label in labels)
 
 
 def test_answers_that_are_missing(tmp_path: Path) -> None:

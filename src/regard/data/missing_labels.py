@@ -1,19 +1,28 @@
-"""Rows of a user's own tables that have no label: an empty cell, null, or none in that line."""
+"""Rows of a user's own tables that have no label: an empty cell, null, none in that line, or −1 that marks them."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from regard.errors import UserError, warn_user
 
-MissingLabels = Literal["skip", "refuse"]
-"""What becomes of rows without a label."""
+MissingLabels = Literal["skip", "skip-minus-one", "refuse"]
+"""What becomes of rows without a label; "skip-minus-one" takes the label −1 for none, wherever it stands."""
+MINUS_ONE = "minus_one"
+"""Key of the metadata of a stream: how many rows have the label −1, taken as a class."""
 UNLABELED = "unlabeled"
 """Key of the metadata of a stream, or of a task's data: how many rows were left out."""
 
 
-def find_labeled(rows: Sequence[tuple[Mapping[str, Any], str]], column: str, path: Path, option: str) -> list[int]:
+def find_labeled(
+    rows: Sequence[tuple[Mapping[str, Any], str]],
+    column: str,
+    path: Path,
+    option: str,
+    marked: Collection[int] = frozenset(),
+) -> list[int]:
     """Return the indices of the rows that have a label; warn of the number of others.
 
     Args:
@@ -21,20 +30,25 @@ def find_labeled(rows: Sequence[tuple[Mapping[str, Any], str]], column: str, pat
         column: The column of labels; where no row has it, all rows are returned.
         path: The file.
         option: What messages begin with.
+        marked: Indices of the rows whose label −1 is none.
 
     Raises:
         UserError: No row has a label.
     """
     if not any(column in values for values, _ in rows):
         return list(range(len(rows)))
-    labeled = [index for index, (values, _) in enumerate(rows) if not is_no_label(values.get(column))]
+    empty = [index for index, (values, _) in enumerate(rows) if is_no_label(values.get(column))]
+    left_out = {*empty, *marked}
+    labeled = [index for index in range(len(rows)) if index not in left_out]
     if not labeled:
         expected = f"expected labels in the column '{column}' of {path}"
         raise UserError(f"{option}: {expected}, none of {len(rows)} rows has one")
-    if len(labeled) < len(rows):
-        first = next(place for values, place in rows if is_no_label(values.get(column)))
-        told = f"{len(rows) - len(labeled)} of {len(rows)} rows have nothing in the column '{column}' and are left out"
-        warn_user(f"{option}: {path}: {told}, the first in {first} (missing-labels=refuse stops there)")
+    if left_out:
+        what = " or ".join([*(["nothing"] if empty else []), *(["-1"] if marked else [])])
+        told = f"{len(left_out)} of {len(rows)} rows have {what} in the column '{column}' and are left out"
+        warn_user(
+            f"{option}: {path}: {told}, the first in {rows[min(left_out)][1]} (missing-labels=refuse stops there)"
+        )
     return labeled
 
 
@@ -45,6 +59,37 @@ def is_no_label(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(is_no_label, value))
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)")
+
+
+def is_minus_one(value: Any) -> bool:
+    """Whether a label is −1, also as text and written as −1.0."""
+    return not isinstance(value, bool) and str(undo_float(value)).strip() in ("-1", "-1.0")
+
+
+def marks_none(trained: Iterable[Any]) -> bool:
+    """Whether −1 marks rows without a label, given the labels of training rows: none of these is negative.
+
+    Published tables, as test files of GLUE, mark rows so. A label that no training row has cannot be learnt.
+    """
+    return not any(_NEGATIVE.fullmatch(str(label).strip()) for label in trained)
+
+
+def is_doubtful(labels: Iterable[Any]) -> bool:
+    """Whether −1 is among labels and may mark rows without one: no other is negative, and there are two others."""
+    names = {str(undo_float(label)).strip() for label in labels}
+    others = {name for name in names if not is_minus_one(name)}
+    return len(others) < len(names) and len(others) > 1 and marks_none(others)
+
+
+def warn_of_class(count: int, place: object, option: str) -> None:
+    """Warn of a number of rows with the label −1, which is taken as a class."""
+    told = (
+        "as many tables mark rows without one: it is taken as a class (missing-labels=skip-minus-one leaves them out)"
+    )
+    warn_user(f"{option}: {count} rows of {place} have the label -1, {told}")
 
 
 def undo_float(value: Any) -> Any:

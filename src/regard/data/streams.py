@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
-from regard.data.missing_labels import UNLABELED, MissingLabels
+from regard.data.missing_labels import MINUS_ONE, UNLABELED, MissingLabels
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import METRICS, Metric, Protocol, Stream, check_order
@@ -56,7 +56,8 @@ def read_stream(
         task_type: How to read tasks with instructions, and a user's own. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
         missing_labels: "skip" rows of a user's own tasks without a label or an answer, with a warning, or "refuse"
-            them; `metadata["unlabeled"]` counts them by task.
+            them; `metadata["unlabeled"]` counts them by task. The label −1 is none where no training row of the task
+            has it, with "skip-minus-one" everywhere; else it is a class, counted in `metadata["minus_one"]`.
         instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
             put there in any case.
         metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
@@ -144,6 +145,7 @@ def assemble_stream(
     ]
     comparison = compare_splits(raw, available, protocol, seed)
     unlabeled = {task.name: task.unlabeled for task in raw if task.unlabeled}
+    minus_one = {task.name: task.minus_one for task in raw if task.minus_one}
     metrics = [metric] * len(raw) if metric is None or isinstance(metric, str) else metric
     return Stream(
         name=name,
@@ -164,6 +166,7 @@ def assemble_stream(
             "drawn": {splits.name: _count_classes(splits) for splits in sampled},
             "overlaps": {splits.name: dict(splits.overlaps) for splits in available},
             **({UNLABELED: unlabeled} if unlabeled else {}),
+            **({MINUS_ONE: minus_one} if minus_one else {}),
             **({"protocols": comparison} if comparison else {}),
         },
     )

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow
 import pyarrow.parquet
 
-from regard.data.missing_labels import MissingLabels, find_labeled, undo_float
+from regard.data.missing_labels import MissingLabels, find_labeled, is_minus_one, undo_float
 from regard.errors import UserError, warn_user
 
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
@@ -75,9 +75,11 @@ def read_table(path: Path, columns: Columns, option: str = TASK, *, missing_labe
     unit = row_unit(path)
     records = list(_read_tsv(path, option, columns.header) if columns.header else read_records(path, option))
     kept = records
-    if missing_labels == "skip":
+    if missing_labels != "refuse":
         places = [(values, f"{unit} {line}") for line, values in records]
-        kept = [records[index] for index in find_labeled(places, columns.label, path, option)]
+        is_mark = missing_labels == "skip-minus-one"
+        marked = {at for at, (_, values) in enumerate(records) if is_mark and is_minus_one(values.get(columns.label))}
+        kept = [records[index] for index in find_labeled(places, columns.label, path, option, marked)]
     rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in kept)
     return Table(str(path), tuple(rows), unit, option, unlabeled=len(records) - len(kept))
 

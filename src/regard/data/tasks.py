@@ -10,7 +10,7 @@ from typing import get_args
 from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
-from regard.data.missing_labels import MissingLabels
+from regard.data.missing_labels import MissingLabels, is_doubtful, is_minus_one, marks_none, warn_of_class
 from regard.data.rows import TextKey
 from regard.errors import UserError, check_choice, warn_user
 
@@ -145,7 +145,8 @@ def read_task(
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
         missing_labels: "skip" rows of a user's table without a label, with a warning and counted in `Task.unlabeled`,
-            or "refuse" them.
+            or "refuse" them. The label −1 of a table to validate on is none where no training row has it, with
+            "skip-minus-one" everywhere.
     """
     check_choice("missing-labels", missing_labels, get_args(MissingLabels))
     if rows is not None and any(count is not None and count < 1 for count in rows):
@@ -157,7 +158,10 @@ def read_task(
         paths = [Path(path) for path in (name, validation) if path is not None]
         *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_labels)
         unlabeled = sum(table.unlabeled for table in splits)
-        tables.warn_of_decimals((str(row.label) for table in splits for row in table.rows), name, tables.TASK)
+        names = [row.label for table in splits for row in table.rows]
+        tables.warn_of_decimals(map(str, names), name, tables.TASK)
+        if is_doubtful(row.label for row in splits[0].rows):
+            warn_of_class(sum(map(is_minus_one, names)), name, tables.TASK)
     else:
         if name not in TASKS:
             allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
@@ -200,6 +204,8 @@ def _read_user_table(
     """Read a table to train on, and one to validate on or a part of it."""
     path, table = paths[0], tables.read_table(paths[0], columns, missing_labels=missing_labels)
     if len(paths) > 1:
+        if missing_labels == "skip" and marks_none(row.label for row in table.rows):
+            missing_labels = "skip-minus-one"  # as in test files of GLUE
         held = tables.read_table(paths[1], columns, missing_labels=missing_labels)
         _warn_of_shared_texts(held, table)
         return table, held, f"{path}, {paths[1]}"

@@ -2,14 +2,22 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
 from regard.data.instructions import format_prompt
-from regard.data.missing_labels import MissingLabels, find_labeled, undo_float
+from regard.data.missing_labels import (
+    MissingLabels,
+    find_labeled,
+    is_doubtful,
+    is_minus_one,
+    marks_none,
+    undo_float,
+    warn_of_class,
+)
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
@@ -63,7 +71,8 @@ def read_user_tasks(
     instructions as they are published, are read as text and answer where these are missing. A folder has a folder per
     task with the tables train, test and optionally dev, with the same columns but task and split.
 
-    Rows without a label or an answer are left out with a warning, or refused, as `missing_labels` says.
+    Rows without a label or an answer are left out with a warning, or refused, as `missing_labels` says. The label −1 is
+    none if no training row of the task has it or another negative one.
 
     Integer classes, also those written as 1.0, belong to one task and get its name as a prefix. Other classes with the
     same name are one class.
@@ -76,8 +85,9 @@ def read_user_tasks(
         return _read_folder(path, task_type, missing_labels)
     every = _read_records(path)
     columns = _find_columns(every, task_type, str(path))
-    records = _drop_unlabeled(every, columns, path, missing_labels)
-    has_splits = any("split" in record.values for record in records)
+    has_splits = any("split" in record.values for record in every)
+    marked = _find_marked(every, columns, missing_labels, [_place_record(record, has_splits) for record in every])
+    records = _drop_unlabeled(every, columns, path, missing_labels, marked)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
     rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
@@ -109,12 +119,43 @@ def read_user_tasks(
 
 
 def _drop_unlabeled(
-    records: list[_Record], columns: _Columns, path: Path, missing_labels: MissingLabels
+    records: list[_Record], columns: _Columns, path: Path, missing_labels: MissingLabels, marked: Collection[str]
 ) -> list[_Record]:
+    """Drop rows without a label, or refuse them; `marked` are the locations of those whose label −1 is none."""
     if missing_labels == "refuse":
+        if first := next((record.location for record in records if record.location in marked), None):
+            raise UserError(f"stream: expected a label in {first}, got -1, which no training row of its task has")
         return records
     rows = [(values, location.removeprefix(f"{path}, ")) for values, location in records]
-    return [records[index] for index in find_labeled(rows, columns.answer or "label", path, tables.STREAM)]
+    at = {index for index, record in enumerate(records) if record.location in marked}
+    return [records[index] for index in find_labeled(rows, columns.answer or "label", path, tables.STREAM, at)]
+
+
+def _place_record(record: _Record, has_splits: bool) -> tuple[str, bool]:
+    """Return the task of a row in a table, and whether it is trained on, or may be."""
+    is_trained = not has_splits or SPLIT_NAMES.get(str(record.values.get("split"))) == "train"
+    return str(record.values.get("task")).strip(), is_trained
+
+
+def _find_marked(
+    records: Sequence[_Record],
+    columns: _Columns,
+    missing_labels: MissingLabels,
+    places: Sequence[tuple[str, bool]],
+) -> set[str]:
+    """Return the locations of rows whose label −1 is none; `places` are their tasks and whether they are trained on."""
+    if columns.answer is not None:
+        return set()
+    trained: dict[str, list[Any]] = defaultdict(list)
+    for record, (task, is_trained) in zip(records, places, strict=True):
+        if is_trained:
+            trained[task].append(undo_float(record.values.get("label")))
+    no_label = {task: missing_labels == "skip-minus-one" or marks_none(labels) for task, labels in trained.items()}
+    return {
+        record.location
+        for record, (task, _) in zip(records, places, strict=True)
+        if no_label.get(task) and is_minus_one(record.values.get("label"))
+    }
 
 
 def _count_unlabeled(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
@@ -138,7 +179,10 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_labels: Missing
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
     records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
     columns = _find_columns([record for rows in records.values() for record in rows], task_type, str(path))
-    labeled = {file: _drop_unlabeled(rows, columns, file, missing_labels) for file, rows in records.items()}
+    places = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
+    every = [(record, places[file]) for file, rows in records.items() for record in rows]
+    marked = _find_marked([record for record, _ in every], columns, missing_labels, [place for _, place in every])
+    labeled = {file: _drop_unlabeled(rows, columns, file, missing_labels, marked) for file, rows in records.items()}
     return [
         _make_task(
             name,
@@ -206,6 +250,10 @@ def _make_task(
         raise UserError(f"stream: expected an instruction in each row of {name!r}, or in none, got none in {location}")
     if not columns.is_text:
         tables.warn_of_decimals((row.label for rows in splits.values() for row in rows), repr(name), tables.STREAM)
+    doubtful = 0
+    if not columns.is_text and is_doubtful(row.label for rows in splits.values() for row in rows):
+        doubtful = sum(is_minus_one(row.label) for rows in splits.values() for row in rows)
+        warn_of_class(doubtful, repr(name), tables.STREAM)
     if division is not None:
         seed, path = division
         divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
@@ -230,6 +278,7 @@ def _make_task(
         definition=next(iter(instructions)) if columns.is_text and len(instructions) == 1 else "",
         has_instructions="" not in instructions,
         unlabeled=unlabeled,
+        minus_one=doubtful,
     )
 
 

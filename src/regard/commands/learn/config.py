@@ -107,8 +107,10 @@ class LearnConfig(Config):
         choices=_metric_names,
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
-    missing_labels: Literal["skip", "refuse"] = config_field(
-        "skip", "rows without a label or an answer in tasks of your own: skip, with a warning, or refuse"
+    missing_labels: Literal["skip", "skip-minus-one", "refuse"] = config_field(
+        "skip",
+        "rows without a label or an answer in tasks of your own: skip, with a warning; skip-minus-one, which takes the "
+        "label -1 for none; or refuse",
     )
     instructions: bool = config_field(
         False, "prepend the published definition to each text, in classification; one's own are prepended anyway"

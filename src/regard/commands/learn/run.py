@@ -98,7 +98,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     task_type: Literal["auto", "classification", "generation"] | Unset = UNSET,
     metric: str | Unset = UNSET,
     missing_tasks: Literal["refuse", "skip"] | Unset = UNSET,
-    missing_labels: Literal["skip", "refuse"] | Unset = UNSET,
+    missing_labels: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
     instructions: bool | Unset = UNSET,
     samples_per_class: int | Unset | None = UNSET,
     max_eval_samples: int | Unset | None = UNSET,

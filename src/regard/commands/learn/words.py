@@ -17,9 +17,8 @@ from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
 from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
 from regard.commands.learn.references import describe_references
+from regard.commands.learn.row_counts import describe_rows
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
-from regard.data.missing_labels import UNLABELED
-from regard.data.splits import AMBIGUOUS, NEAR_COPIES
 from regard.report import labels
 from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
 from regard.report.page import KeyFigure
@@ -145,13 +144,6 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
     ]
 
 
-def _list_counts(metadata: Mapping[str, Any], name: str) -> str:
-    """List what `regard.data.splits` counted in each task, where it is not 0."""
-    by_task = labels.section(labels.section(metadata, "stream"), "overlaps")
-    counts = {task: labels.section(by_task, task).get(name) for task in by_task}
-    return learn_tables.list_first([f"{count} of {task}" for task, count in counts.items() if count], 3)
-
-
 def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     """Write one sentence for everything that makes the numbers incomplete, uncertain or biased."""
     matrix, notes = tables["matrix"], []
@@ -168,13 +160,7 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
         notes.append("The methods were not run with the same seeds and orders.")
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
-    if unlabeled := labels.section(labels.section(metadata, "stream"), UNLABELED):
-        counts = learn_tables.list_first([f"{count} of {task}" for task, count in unlabeled.items()], 3)
-        notes.append(f"Rows without a label, which were left out: {counts}.")
-    if ambiguous := _list_counts(metadata, AMBIGUOUS):
-        notes.append(f"Texts with several labels, of which one at most is right: {ambiguous}.")
-    if near := _list_counts(metadata, NEAR_COPIES):
-        notes.append(f"Training rows that differ from a test row in punctuation or signs alone: {near}.")
+    notes += describe_rows(labels.section(metadata, "stream"))
     by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
     if lengths := describe_lengths(list(by_seed.values())):
         notes.append(f"{lengths[0].upper()}{lengths[1:]}.")

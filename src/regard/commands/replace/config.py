@@ -88,8 +88,10 @@ class ReplaceConfig(Config):
         None, "your own file of validation rows (default: a fifth of the file)", none_word=""
     )
     metric: str | None = config_field(None, "metric for your own file: accuracy (default), f1 or mcc", none_word="")
-    missing_labels: Literal["skip", "refuse"] = config_field(
-        "skip", "rows of your own file without a label: skip, with a warning, or refuse"
+    missing_labels: Literal["skip", "skip-minus-one", "refuse"] = config_field(
+        "skip",
+        "rows of your own file without a label: skip, with a warning; skip-minus-one, which takes the label -1 for "
+        "none; or refuse",
     )
 
     def check(self) -> None:

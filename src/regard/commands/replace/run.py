@@ -80,7 +80,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
     label: str | Unset | None = UNSET,
     validation: str | Unset | None = UNSET,
     metric: str | Unset | None = UNSET,
-    missing_labels: Literal["skip", "refuse"] | Unset = UNSET,
+    missing_labels: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
 ) -> ReplaceResult:
     """Score a frozen model on a task with constant heads, or with another operation in all heads.
 

@@ -1,0 +1,33 @@
+"""Sentences on the rows of a stream: left out, doubtful, or too alike."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from regard.commands.learn.tables import list_first
+from regard.data.missing_labels import MINUS_ONE, UNLABELED
+from regard.data.splits import AMBIGUOUS, NEAR_COPIES
+from regard.report import labels
+
+_BY_TASK = {
+    UNLABELED: "Rows without a label, which were left out",
+    MINUS_ONE: "Rows with the label -1, taken as a class, which may mark rows without a label",
+}
+_OVERLAPS = {
+    AMBIGUOUS: "Texts with several labels, of which one at most is right",
+    NEAR_COPIES: "Training rows that differ from a test row in punctuation or signs alone",
+}
+
+
+def describe_rows(stream: Mapping[str, Any]) -> list[str]:
+    """Write one sentence for everything that was counted of the rows, from the metadata of the stream."""
+    overlaps = labels.section(stream, "overlaps")
+    by_task = [(told, labels.section(stream, name)) for name, told in _BY_TASK.items()]
+    by_task += [
+        (told, {task: labels.section(overlaps, task).get(name) for task in overlaps})
+        for name, told in _OVERLAPS.items()
+    ]
+    return [
+        f"{told}: {list_first([f'{count} of {task}' for task, count in counts.items() if count], 3)}."
+        for told, counts in by_task
+        if any(counts.values())
+    ]
