@@ -7,10 +7,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BertConfig,
     BertModel,
+    GPTJConfig,
+    GPTNeoXConfig,
     LlamaConfig,
     LlamaModel,
 )
@@ -75,7 +78,43 @@ def test_no_other_head_is_told_of(base: Path, tmp_path: Path) -> None:
         again.fit_task("trained before", [batch()], epochs=1)
         own = loaded(base)
         own.fit_task("own loss", [batch()], epochs=1, loss=lambda rows: own(**rows).logits.square().mean())
-        language = AutoModelForCausalLM.from_pretrained(base)  # whose files have no output embeddings
-        SharedAdapters(language, r=2).fit_task("words", [{**batch(), "labels": batch()["input_ids"]}], epochs=1)
         made = AutoModelForSequenceClassification.from_config(type(model.config)(**SIZES, num_labels=3, pad_token_id=0))
         SharedAdapters(made, r=2).fit_task("without files", [batch()], epochs=1)
+
+
+LANGUAGE = {
+    "llama": lambda **more: LlamaConfig(**SIZES, **more),
+    "gpt_neox": lambda **more: GPTNeoXConfig(**SIZES, **more),  # whose output embeddings are `embed_out` or `lm_head`
+    "gptj": lambda **more: GPTJConfig(n_embd=16, n_layer=4, n_head=2, rotary_dim=4, vocab_size=40, **more),
+    "bert": lambda **more: BertConfig(**SIZES, is_decoder=True, **more),
+}
+
+
+def words() -> dict[str, torch.Tensor]:
+    return {**batch(), "labels": batch()["input_ids"]}
+
+
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_new_output_embeddings_are_told(kind: str, tmp_path: Path) -> None:
+    """Output embeddings of a base whose files have none, that are not tied to those of the input, are random."""
+    torch.manual_seed(0)
+    config = LANGUAGE[kind](tie_word_embeddings=False, pad_token_id=0)
+    AutoModel.from_config(config).save_pretrained(tmp_path / "base")
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "whole")
+    adapters = SharedAdapters(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), r=2)
+    with pytest.warns(
+        UserWarning, match=r"model: the head \(.*weight.*\) is not in the files of .* and does not train"
+    ):
+        adapters.fit_task("one", [words()], epochs=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # own weights of few rows
+        warnings.filterwarnings("error", message="model: ")
+        adapters.model.get_output_embeddings().requires_grad_(True)
+        adapters.fit_task("opened", [words()], epochs=1)
+        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+        SharedAdapters(whole, r=2).fit_task("in the files", [words()], epochs=1)
+        larger = AutoModelForCausalLM.from_pretrained(tmp_path / "whole")
+        larger.resize_token_embeddings(52)
+        SharedAdapters(larger, r=2).fit_task("resized", [words()], epochs=1)
+        tied = AutoModelForCausalLM.from_pretrained(tmp_path / "base", tie_word_embeddings=True)
+        SharedAdapters(tied, r=2).fit_task("tied", [words()], epochs=1)

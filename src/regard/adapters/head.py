@@ -1,6 +1,6 @@
 """The head of a model with adapters, which the hash of its base does not cover."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.adapters.base_identity import fresh_pooler
 from regard.adapters.off_loading import stored_tensor
 from regard.errors import UserError, warn_user
-from regard.models.base_files import find_base_files, tensor_names
+from regard.models.base_files import find_base_files, tensor_shapes
 
 
 def head_names(adapters: Any) -> dict[str, bool]:
@@ -83,8 +83,10 @@ def warn_of_new_head(adapters: Any) -> None:
     ):
         return
     files, prefix = find_base_files(adapters.model), f"{adapters.model.base_model_prefix}."
-    stored = tensor_names(files) if files else set()
+    stored = tensor_shapes(files) if files else {}
     if not stored or any(name in stored or name.removeprefix(prefix) in stored for name in head):
+        return
+    if adapters.model.get_output_embeddings() is not None and _may_have_output(adapters, stored):
         return
     part = list(head)[-1].partition(".")[0]
     told = f"the head ({', '.join(head)}) is not in the files of {adapters.model.name_or_path} and does not train"
@@ -93,14 +95,31 @@ def warn_of_new_head(adapters: Any) -> None:
 
 
 def _head(adapters: Any) -> list[tuple[str, Any]]:
-    """Return the parameters that are neither of the base nor of adapters, with their names; none of a language model.
+    """Return the parameters that are neither of the base nor of adapters, with their names.
 
-    Its output embeddings may have another name in the files of the base.
+    Of a language model they are those of its output embeddings alone, unless these are tied to those of the input.
     """
-    if adapters.model.get_output_embeddings() is not None:
-        return []
     known = _base_ids(adapters) | _adapter_ids(adapters)
-    return [(name, value) for name, value in adapters.model.named_parameters() if id(value) not in known]
+    output = adapters.model.get_output_embeddings()
+    own = None
+    if output is not None:
+        own = set() if id(output.weight) in known else {id(value) for value in output.parameters()}
+    named = adapters.model.named_parameters()
+    return [(name, value) for name, value in named if id(value) not in known and (own is None or id(value) in own)]
+
+
+def _may_have_output(adapters: Any, stored: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether files may have output embeddings that are not tied, under whatever name.
+
+    They do if more tensors in them have their shape than weights of the base; nothing is known of files without input
+    embeddings of the model's shape, as before these were resized, and of packed numbers.
+    """
+    model, shapes = adapters.model, list(stored.values())
+    if getattr(model, "is_quantized", False) or tuple(model.get_input_embeddings().weight.shape) not in shapes:
+        return True
+    shape = tuple(model.get_output_embeddings().weight.shape)
+    base = {id(value) for value in model.base_model.parameters() if tuple(value.shape) == shape}
+    return shapes.count(shape) > len(base - _adapter_ids(adapters))
 
 
 def read_head(adapters: Any, name: str) -> Tensor:

@@ -148,10 +148,15 @@ def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16", cache
 
 def tensor_names(files: Sequence[Path]) -> set[str]:
     """Return the names of the tensors in files, read from their headers; none where one cannot be read."""
+    return set(tensor_shapes(files))
+
+
+def tensor_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors in files by name, as `tensor_names`."""
     try:
-        return {name for path in files for name, _, _ in _read_header(path)}
-    except (OSError, ValueError):
-        return set()
+        return {name: tuple(entry["shape"]) for path in files for name, entry, _ in _read_header(path)}
+    except (OSError, ValueError, KeyError):
+        return {}
 
 
 def _read_record(path: Path) -> BaseFiles | None:
