@@ -135,6 +135,35 @@ def test_prompts_that_a_loss_function_hides_are_asked_for(fitted: bool, tmp_path
     assert not adapters._routing._calls
 
 
+def with_masks(table: Dataset) -> Dataset:
+    return table.add_column("prompt_mask", [[int(label == -100) for label in row] for row in table["labels"]])
+
+
+def test_an_evaluation_that_hides_prompts_is_refused_or_told(tmp_path: Path) -> None:
+    """Without training before: the loss is that of the prompts' weights, or there is none."""
+    adapters = learner("llama", fitted=False)
+    for seed, name in enumerate(adapters.adapter_names):
+        adapters.fit_router(name, [batch_of(data("llama", seed=seed))])
+    adapters.freeze()
+    trainer = trainer_of(adapters, "llama", tmp_path)
+    expected = trainer.evaluate()["eval_loss"]
+    trainer.compute_loss_func = own_loss
+    with pytest.raises(UserError, match="labels: expected them or a prompt_mask in evaluation, since the router knows"):
+        trainer.evaluate()
+    assert trainer.evaluate(with_masks(trainer.eval_dataset))["eval_loss"] == pytest.approx(expected, rel=1e-4)
+    adapters.save_pretrained(tmp_path / "saved")
+    again = SharedAdapters.from_pretrained(made("llama"), tmp_path / "saved", any_model=True)
+    trainer = trainer_of(again, "llama", tmp_path)
+    trainer.compute_loss_func = own_loss
+    with pytest.warns(UserWarning, match="labels: the Trainer takes them away .*; if these have answers, give rows a"):
+        trainer.evaluate()
+    for seed, name in enumerate(again.adapter_names):  # rows without prompts
+        whole = batch_of(data("llama", seed=seed))
+        again.note_prompt(name, {**whole, "labels": whole["input_ids"]})
+    again._routing._is_told = False
+    trainer.evaluate()
+
+
 @pytest.mark.filterwarnings("ignore:new. expected an own weight")
 def test_a_loss_function_with_masks_of_prompts_trains_as_the_models_own(tmp_path: Path) -> None:
     found = []
@@ -143,9 +172,7 @@ def test_a_loss_function_with_masks_of_prompts_trains_as_the_models_own(tmp_path
         adapters.fit_router("old", [rows("llama", seed=0)])
         trainer = trainer_of(adapters, "llama", tmp_path)
         if masked:
-            table = data("llama")
-            masks = [[int(label == -100) for label in row] for row in table["labels"]]
-            trainer.train_dataset = table.add_column("prompt_mask", masks)
+            trainer.train_dataset = with_masks(data("llama"))
             trainer.compute_loss_func = own_loss
         trainer.add_callback(regard.GateCallback())
         trainer.train()

@@ -114,7 +114,6 @@ class AdapterModel(nn.Module):
         self.known_identities = KnownIdentities()
         self._lineages: dict[str, dict[str, Any]] = {}
         self.past_tasks: dict[str, PastTask] = {}
-        self._prompted: set[str] = set()
         self.head_versions = written(self)
         along = isinstance(self.pool, LoraAdapterPool) and are_above(query_reader, self.pool.layers.values())
         self._routing = Routing(
@@ -187,7 +186,7 @@ class AdapterModel(nn.Module):
         self.pool.delete(index)
         self.router.delete(index)
         self.reseed(1)
-        self._prompted.discard(name)
+        self._routing.prompted.pop(name, None)
         del self._lineages[name]
         self._changed()
 
@@ -197,11 +196,11 @@ class AdapterModel(nn.Module):
         return name in self.past_tasks if isinstance(router, SharedAttention) else bool(router.num_rows[index] > 0)
 
     def note_prompt(self, name: str, batch: Mapping[str, Any]) -> None:
-        """Take note of an adapter whose rows have answers, which the router does not see."""
-        inputs = dict(batch)
-        if name not in self._prompted and self._routing.marks_answer(inputs, inputs.pop("prompt_mask", None)):
-            self._prompted.add(name)
-            self._routing.expects_prompt = self.active_adapter in self._prompted
+        """Take note of whether an adapter's rows have answers, which the router does not see."""
+        inputs, prompted = dict(batch), self._routing.prompted
+        if not prompted.get(name):
+            prompted[name] = self._routing.marks_answer(inputs, inputs.pop("prompt_mask", None))
+            self._routing.expects_prompt = prompted.get(self.active_adapter or "", False)
 
     def layers(self, action: str) -> dict[str, MixedLayer]:
         """Return the adapted layers by name, for an action that only LoRA adapters support."""
@@ -254,7 +253,7 @@ class AdapterModel(nn.Module):
         self.pool.set_trainable(index)
         self.router.set_trainable(index)
         self.active_adapter = name
-        self._routing.expects_prompt = name in self._prompted
+        self._routing.expects_prompt = self._routing.prompted.get(name, False)
 
     def freeze(self) -> None:
         self.keep_in_memory()

@@ -13,7 +13,7 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.hooks.caches import cache_name, is_filled
 
 _MARK = "_regard_weights"
@@ -66,6 +66,10 @@ class Routing:
         self.state = object()
         self.num_adapters = 0  # a number that `torch.compile` knows without reading a tensor
         self.expects_prompt = False  # while an adapter trains whose rows the router knows by their prompts
+        self.prompted: dict[
+            str, bool
+        ] = {}  # of adapters by name, as far as it is known: whether their rows have answers
+        self._is_told = False
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None
         self._calls: list[_Call] = []
@@ -157,14 +161,26 @@ class Routing:
         return not torch.equal(known, self._valid_mask({**inputs, "labels": None}, None))
 
     def _check_prompt(self, labels: Tensor | None) -> None:
-        """Refuse to train by the weights of prompt and answer where the router knows prompts."""
-        is_told = labels is not None or self.prompt is not None
+        """Refuse to train or evaluate by the weights of prompt and answer where the router knows prompts.
+
+        A Trainer that takes labels away still says how many there are, in evaluation too; a call without that is one to
+        answer a prompt. It is warned of where nothing is known of the rows of some adapters, as after loading.
+        """
+        if labels is not None or self.prompt is not None or self.num_adapters < 2:
+            return
         trains = self.model.training and torch.is_grad_enabled()
-        if self.expects_prompt and trains and self.num_adapters > 1 and not is_told:
+        is_taken = self._calls[0].inputs.get("num_items_in_batch") is not None
+        is_taken = is_taken and not self.two_parts and self.model.can_generate()
+        if self.expects_prompt if trains else is_taken and any(self.prompted.values()):
             raise UserError(
-                "labels: expected them or a prompt_mask in training, since the router knows rows by their prompts, got "
-                "neither (with compute_loss_func the Trainer takes labels away: give rows a prompt_mask)"
+                f"labels: expected them or a prompt_mask in {'training' if trains else 'evaluation'}, since the router "
+                "knows rows by their prompts, got neither (with compute_loss_func the Trainer takes labels away: give "
+                "rows a prompt_mask)"
             )
+        if is_taken and len(self.prompted) < self.num_adapters and not self._is_told:
+            self._is_told = True
+            told = "the Trainer takes them away (compute_loss_func), so rows are weighed by all their tokens"
+            warn_user(f"labels: {told}; if these have answers, give rows a prompt_mask")
 
     @property
     def is_active(self) -> bool:
