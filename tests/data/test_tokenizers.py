@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from regard.data import read_tokenizer, train_tokenizer
 from regard.data.blocks import pack
-from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash
+from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash, warn_of_written
 from regard.data.windows import make_text_windows
 from regard.errors import UserError
 
@@ -169,6 +169,17 @@ def test_a_special_token_written_in_a_text_is_told_to_measure_and_to_pretrain(tm
     assert len(warned) == 1
     assert tokenizer.decode(blocks.rows(torch.tensor([0]))[0]) == text
     assert not (blocks.rows(torch.tensor([0])) == tokenizer.eos_token_id).any()
+
+
+def test_what_a_tokenizer_splits_into_text_is_not_told_of() -> None:
+    words = Tokenizer(WordLevel({"[UNK]": 0, "a": 1, "[SEP]": 2, "<|end|>": 3}, unk_token="[UNK]"))
+    named: dict[str, Any] = {"sep_token": "[SEP]", "unk_token": "[UNK]", "additional_special_tokens": ["<|end|>"]}
+    said = r"special tokens \(<\|end\|>, \[SEP\]\) are written in them; they are read as these tokens"
+    with pytest.warns(UserWarning, match=said):
+        warn_of_written(["a", "a [SEP]a", "<|end|>"], PreTrainedTokenizerFast(tokenizer_object=words, **named))
+    split = PreTrainedTokenizerFast(tokenizer_object=words, **named, split_special_tokens=True)
+    split.backend_tokenizer.pre_tokenizer = Whitespace()
+    warn_of_written(["a [SEP]a", "<|end|>"], split)
 
 
 def test_an_unknown_word_is_no_special_token_written_in_a_text() -> None:

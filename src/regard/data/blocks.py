@@ -20,7 +20,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.data.texts import Document, split_sections
-from regard.data.tokenizers import check_eos_token, largest_id, tokenizer_hash, warn_of_written
+from regard.data.tokenizers import WrittenTokens, check_eos_token, largest_id, tokenizer_hash
 from regard.errors import UserError, check_int
 
 BLOCKS = "blocks"
@@ -169,7 +169,7 @@ class BlockPacker:
         check_eos_token(tokenizer)
         self.folder = Path(folder)
         self.tokenizer, self.eos = tokenizer, int(tokenizer.eos_token_id)
-        self.special, self.written = frozenset(tokenizer.all_special_tokens), set[str]()
+        self.written = WrittenTokens(tokenizer, as_text=True)
         self.length, self.dtype = length, "uint16" if largest_id(tokenizer) < 1 << 16 else "uint32"
         self.metadata: dict[str, Any] = {
             "length": length,
@@ -204,7 +204,7 @@ class BlockPacker:
         """Tokenize and write documents; `choose_split` returns the split of a document from its first section."""
         tokens = 0
         for batch in _batch_sections(_iterate_sections(documents, choose_split)):
-            self.written.update(name for name in self.special for section in batch if name in section.text)
+            self.written.look(section.text for section in batch)
             for section, ids in zip(batch, self._tokenize([section.text for section in batch]), strict=True):
                 self._writer(section.split).add([*ids, self.eos] if section.is_last else ids, section.is_last)
                 tokens += len(ids) + section.is_last
@@ -215,7 +215,7 @@ class BlockPacker:
 
     def finish(self) -> dict[str, BlocksMetadata]:
         """Move the files to their folder and return the metadata by split; warn of special tokens written in texts."""
-        warn_of_written(self.written, "text")
+        self.written.tell()
         with _report_write_errors(self.folder):
             notes = {name: BlocksMetadata(**self.metadata, **writer.finish()) for name, writer in self.writers.items()}
             for name, note in notes.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar, get_args
@@ -110,6 +110,15 @@ class Stream:
     @property
     def text(self) -> bool:
         return isinstance(self.tasks[0], TextTask)
+
+    def all_texts(self) -> Iterator[str]:
+        """Iterate over the texts of all rows, also prompts and answers."""
+        for rows in (task.split(split) for task in self.tasks for split in SPLITS):
+            if isinstance(rows, TextPairs):
+                yield from rows.inputs
+                yield from (answer for answers in rows.targets for answer in answers)
+            else:
+                yield from (text for texts in rows.texts for text in texts)
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

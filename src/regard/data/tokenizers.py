@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -96,10 +97,43 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
     return frozenset({*tokenizer.all_special_ids, *(token for token, one in added.items() if one.special)})
 
 
-def warn_of_written(tokens: Iterable[str], reading: str) -> None:
-    """Warn of names of special tokens that were found written in texts, and of how they are read there."""
-    if names := ", ".join(sorted(tokens)):
-        warn_user(f"texts: the names of special tokens ({names}) are written in them; they are read as {reading}")
+class WrittenTokens:
+    """Names of special tokens that are written in texts, such as "</s>": most tokenizers read them as these tokens.
+
+    Args:
+        tokenizer: Of the texts.
+        as_text: Whether they are read as text whatever the tokenizer does by itself, with `split_special_tokens`.
+    """
+
+    def __init__(self, tokenizer: Any, *, as_text: bool = False) -> None:
+        self._tokenizer, self._as_text = tokenizer, as_text
+        ids = sorted(special_tokens(tokenizer))
+        self._ids = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ids}
+        self._pattern = re.compile("|".join(map(re.escape, sorted(filter(None, self._ids), key=len, reverse=True))))
+        self._found: set[str] = set()
+
+    def look(self, texts: Iterable[str]) -> None:
+        """Look for names in some texts."""
+        if self._pattern.pattern:
+            self._found.update(name for text in texts for name in self._pattern.findall(text))
+
+    def tell(self) -> None:
+        """Warn of the names that were found, and of how they are read."""
+        names = self._found if self._as_text else {name for name in self._found if self._is_read(name)}
+        if names:
+            told = f"the names of special tokens ({', '.join(sorted(names))}) are written in them"
+            warn_user(f"texts: {told}; they are read as {'text' if self._as_text else 'these tokens'}")
+
+    def _is_read(self, name: str) -> bool:
+        """Whether the tokenizer takes a name for its token."""
+        return self._ids[name] in self._tokenizer(name, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def warn_of_written(texts: Iterable[str], tokenizer: Any) -> None:
+    """Warn of names of special tokens that are written in texts and read as these."""
+    written = WrittenTokens(tokenizer)
+    written.look(texts)
+    written.tell()
 
 
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.tokenizers import ordinary_tokens, special_tokens, warn_of_written
+from regard.data.tokenizers import WrittenTokens, ordinary_tokens
 from regard.errors import UserError, check_choice, check_int
 
 Bos = Literal["keep", "drop", "add"]
@@ -71,10 +71,10 @@ def make_text_windows(
     windows: list[tuple[int, list[int]]] = []
     spare: list[list[tuple[int, list[int]]]] = []
     longest: dict[int, int] = {}
-    special, written = special_tokens(tokenizer), set[str]()
+    written = WrittenTokens(tokenizer)
     for document, section in _iterate_sections(documents, section_size, rng):
         ids = _tokenize(section, tokenizer)
-        written |= _find_written(ids, section, tokenizer, special)
+        written.look([section])
         longest[document] = max(longest.get(document, 0), len(ids))
         starts = range(0, len(ids) - content_length + 1, content_length)
         section_windows = [(document, ids[start : start + content_length]) for start in starts]
@@ -83,7 +83,7 @@ def make_text_windows(
         spare.append(section_windows[1:])
         if len(windows) == samples:
             break
-    warn_of_written(written, "these tokens")
+    written.tell()
     further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
     windows += itertools.islice(further, samples - len(windows))
     if len(windows) < samples:
@@ -166,12 +166,6 @@ def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
     return tokenizer(
         text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
     )["input_ids"]
-
-
-def _find_written(ids: list[int], text: str, tokenizer: Any, special: frozenset[int]) -> set[str]:
-    """Return the special tokens of a text that are written in it; those for unknown words are not."""
-    found = (str(tokenizer.convert_ids_to_tokens(token)) for token in special.intersection(ids))
-    return {name for name in found if name in text}
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,9 @@
 """What a run did to abilities beyond its stream: in its table, in its folder, on its page."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -8,6 +11,7 @@ import pytest
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.result import COLUMNS, LearnResult, make_table
 from regard.commands.learn.run import learn
+from regard.data.stream import ClassificationTask
 from regard.errors import UserError
 from tests.commands.learn import learned
 from tests.continual import small_tasks, small_text_tasks
@@ -40,6 +44,25 @@ def test_held_out_text_is_refused_before_anything_is_trained(tmp_path: Path) -> 
     with pytest.raises(UserError, match="held-out: expected tasks from text to text"):
         learn(small_tasks.stream(), "finetune", small_tasks.loaded(), held_out="python")
     assert not list(tmp_path.iterdir())
+
+
+def test_special_tokens_written_in_texts_or_answers_are_told(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"num_epochs": 1, "length": 12, "diagnostic_samples": 0, "save_models": False}
+    for module, tokens in ((small_tasks, ("[SEP]", "[CLS]")), (small_text_tasks, ("[EOS]", "[BOS]"))):
+        stream, said = (
+            module.stream(),
+            r"texts: the names of special tokens \({}\) are written in them; they are read as",
+        )
+        task = stream.tasks[1]
+        if isinstance(task, ClassificationTask):
+            test = replace(task.test, texts=((f"{tokens[0]} the",), *task.test.texts[1:]))
+            model = small_tasks.loaded()
+        else:
+            test = replace(task.test, targets=((f"{tokens[0]} it",), *task.test.targets[1:]))
+            model = small_text_tasks.lively("t5")
+        changed = replace(stream, tasks=(stream.tasks[0], replace(task, test=test)), order=(0, 1))
+        with pytest.warns(UserWarning, match=said.format(re.escape(tokens[0]))):
+            learn(changed, "finetune", model, seeds=[1], **options)
 
 
 def test_the_page_has_a_row_for_each_statistic() -> None:

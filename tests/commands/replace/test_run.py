@@ -299,6 +299,15 @@ def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path
         replaced(tiny, reviews, tmp_path / "two", **given)
 
 
+def test_special_tokens_written_in_texts_are_told(tiny: Tiny, tmp_path: Path) -> None:
+    rows = [{"text": f"w{n % 9} {'</s>' if n == 7 else 'w2'} w3", "label": "xy"[n % 2]} for n in range(40)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given: dict[str, Any] = {"dynamic_fractions": (0,), "rank_heads_by": "input-dependence", "num_seeds": 1}
+    given |= {"special_token_layout": "natural", "max_train_samples": None, "max_eval_samples": None}
+    with pytest.warns(UserWarning, match=r"texts: the names of special tokens \(</s>\) are written in them; they are"):
+        replaced(tiny, tmp_path / "some.jsonl", tmp_path / "work", **given)
+
+
 @pytest.mark.exhaustive
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     one = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence")

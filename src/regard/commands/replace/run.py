@@ -27,6 +27,7 @@ from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
 from regard.data.missing_labels import UNLABELED
 from regard.data.tasks import TaskPreset
+from regard.data.tokenizers import warn_of_written
 from regard.errors import UserError, warn_user
 from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
@@ -209,6 +210,7 @@ def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: Ta
     tokenizer, length = loaded.tokenizer, scale.length
     check_length(length, loaded.model, tokenizer)
     examples, layout = (read.train, read.validation), config.special_token_layout
+    warn_of_written((text for split in examples for texts in split.texts for text in texts), tokenizer)
     train, validation = (encode(read.kind, split, tokenizer, length, layout) for split in examples)
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         return mask_tokens(train, tokenizer, 0), mask_tokens(validation, tokenizer, 1)
