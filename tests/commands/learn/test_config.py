@@ -13,11 +13,13 @@ from regard.commands.learn.config import (
     LearnConfig,
     split_methods,
 )
+from regard.commands.learn.run import _identity
 from regard.commands.replace.config import ReplaceConfig
 from regard.continual.methods import METHODS
 from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 from regard.errors import UserError
 from regard.runs.config import Config
+from tests.continual import small_tasks
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -316,10 +318,25 @@ def test_texts_that_are_no_values() -> None:
 
 @pytest.mark.parametrize("config", [LearnConfig, ReplaceConfig])
 def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[Config]) -> None:
-    before = {name: value for name, value in config().to_dict().items() if name != "missing_labels"}
-    assert config().to_dict() == before
+    newer = {LearnConfig: {"missing_labels", "metric"}, ReplaceConfig: {"missing_labels"}}[config]
+    before = config().to_dict()
+    assert before.keys() == set(config.field_names()) - newer
     assert config.from_dict(before).to_dict() == before
     assert config.from_dict({**before, "missing_labels": "refuse"}).identity()["missing_labels"] == "refuse"
+
+
+def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
+    """Answers to a user's own tasks were scored otherwise before `--metric` came, by the same configuration."""
+    rows = [{"text": f"x {at}", "answer": f"y {at}"} for at in range(12)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.warns(UserWarning, match="has no column 'task'"):
+        stream = LearnConfig(stream=str(tmp_path / "own.jsonl")).read()
+    config = LearnConfig()
+    assert _identity(config, small_tasks.loaded(), stream)["config"] == {
+        **{name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")},
+        "metric": "auto",
+    }
+    assert "metric" not in _identity(config, small_tasks.loaded(), small_tasks.stream())["config"]
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

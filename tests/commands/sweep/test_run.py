@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from rich.console import Console
 from regard import LearnResult
 from regard.commands.learn.config import LearnConfig
 from regard.commands.pretrain.config import PretrainConfig
+from regard.commands.sweep import commands
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
 from regard.commands.sweep.state import SweepState
 from regard.commands.sweep.words import sweep_summary
@@ -91,12 +93,35 @@ def test_a_field_that_earlier_versions_lack_leaves_their_trials_as_they_are() ->
     """A sweep made before goes on: by default its trials have the fields, and so the keys, that they had."""
     command = COMMANDS["learn"]()
     fields = command.initial_fields(None, None, {"method": "finetune"})
-    assert "missing_labels" in command.config.field_names()
+    assert {"missing_labels", "metric"} <= set(command.config.field_names())
     (trial,) = make_trials(command, {"learning_rate": [1e-3]}, folder=Path("x"), fields=fields, seeds=[0])
-    assert "missing_labels" not in trial.fields
+    assert not {"missing_labels", "metric"} & trial.fields.keys()
     vary = {"missing_labels": ["skip", "refuse"]}
     trials = make_trials(command, vary, folder=Path("x"), fields=fields, seeds=[0])
     assert [trial.fields["missing_labels"] for trial in trials] == ["skip", "refuse"]
+
+
+def test_trials_with_other_scores_of_answers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of before `--metric` came go on, although their free answers were scored otherwise."""
+    config = LearnConfig().to_dict()
+
+    def load(folder: Path) -> Any:
+        score = None if folder.name.startswith("classes") else folder.name
+        stream = {"tasks": [{"name": "a", **({"metric": score} if score else {})}]}
+        metadata = {"config": config, "stream": stream, "cost": {"seconds": 1.0}}
+        return SimpleNamespace(metadata=metadata, metrics=pd.DataFrame({"value": []}))
+
+    monkeypatch.setattr(commands.LearnResult, "load", load)
+    for names in (("classes", "classes-2"), ("rouge-l-unicode", "rouge-l-unicode")):
+        command = commands.LearnCommand()
+        assert [command.final_metrics(tmp_path / name)["seconds"] for name in names] == [1.0, 1.0]
+    command = commands.LearnCommand()
+    command.final_metrics(tmp_path / "rouge-l")
+    said = r"sweep: answers of 'a': .* has scores by rouge-l-unicode, trials before it by rouge-l; take another folder"
+    with pytest.warns(UserWarning, match=said):
+        command.final_metrics(tmp_path / "rouge-l-unicode")
+    config["metric"] = "sari"  # one that is varied
+    command.final_metrics(tmp_path / "sari")
 
 
 def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
@@ -357,6 +382,7 @@ def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another
 SWEEPING = """
 import signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from regard.commands.sweep.run import sweep
 from tests.commands.sweep.sweeping import FAKE
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -70,7 +70,7 @@ class LearnConfig(Config):
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
-    newer: ClassVar[frozenset[str]] = frozenset({"missing_labels"})
+    newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_labels"})
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"

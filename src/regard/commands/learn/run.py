@@ -193,11 +193,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:
-                before, now = (
-                    results[run.key],
-                    {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)},
-                )
-                check_same_identity({name: before[name] for name in now}, now)
+                now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
+                check_same_identity({name: results[run.key][name] for name in now}, now)
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
             for number, run in enumerate(runs, 1):
@@ -327,6 +324,8 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
 def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
     fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
+    if stream.text and stream.metadata.get("published", "") is None:  # a user's: earlier versions scored them otherwise
+        fields |= {"metric": config.metric}
     return {"config": fields, "model": loaded.sha256, "tasks": sorted(task.name for task in stream.tasks)}
 
 
