@@ -144,6 +144,17 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     assert (task.unlabeled, len(task.train), len(task.validation)) == (3, 10, 10)
 
 
+@pytest.mark.filterwarnings("ignore:task. labels of .* are decimal numbers")
+def test_measurements_as_labels_are_refused_as_such(tmp_path: Path) -> None:
+    rows = [{"text": f"x {number}", "label": number * 7} for number in range(20)]
+    with pytest.raises(
+        UserError, match="; there are none: 20 different numbers as labels of 20 rows, each a class of it"
+    ):
+        read_task(jsonl(tmp_path / "a.jsonl", rows))
+    with pytest.raises(UserError, match=r"one for validation; there are none$"):
+        read_task(jsonl(tmp_path / "b.jsonl", [{"text": f"x {number}", "label": f"w{number}"} for number in range(20)]))
+
+
 def test_minus_one_as_a_label(tmp_path: Path) -> None:
     rows = [{"text": f"x {number}", "label": number % 2} for number in range(20)]
     marked = [{"text": f"y {number}", "label": number % 3 - 1} for number in range(9)]

@@ -389,6 +389,35 @@ def test_minus_one_of_training_rows_is_a_class_unless_told_otherwise(tmp_path: P
         assert read_stream(path).tasks[0].labels == tuple(f"a/{label}" for label in labels)
 
 
+@pytest.mark.filterwarnings("ignore:stream. labels of 'a' are decimal numbers")
+@pytest.mark.parametrize("unit", [0.37, 37])
+def test_measurements_as_labels_are_refused_as_such(tmp_path: Path, unit: float) -> None:
+    rows = [{"task": "a", "text": f"x {at}", "label": f"{at * unit:g}"} for at in range(20)]
+    reason = ": 20 different numbers as labels of 20 rows, each a class of its own; regression is not served"
+    said = message_of(write(tmp_path / "all.csv", rows))
+    assert "expected at least 3 texts of two classes in 'a' of" in said
+    assert said.endswith(reason)
+    split = [row | {"split": "train" if at < 15 else "test"} for at, row in enumerate(rows)]
+    said = message_of(write(tmp_path / "split.csv", split))
+    assert said.startswith("stream: expected labels of train (")
+    assert ", …) in 'a', got " in said
+    assert said.endswith(f" beside it and 4 more in 5 of 5 rows of dev and test{reason}")
+    said = message_of(write(tmp_path / "float.jsonl", [{**rows[0], "label": 0.37}, *rows]))
+    assert said.endswith("as label in " + f"{tmp_path / 'float.jsonl'}, line 1, got 0.37; regression is not served")
+
+
+def test_labels_that_no_training_row_has(tmp_path: Path) -> None:
+    rows = [row | {"split": split} for split in ("train", "test") for row in records("a", each=2)]
+    rows += [{"task": "a", "text": f"new {at}", "label": "maybe", "split": "test"} for at in range(2)]
+    said = "stream: expected labels of train (no, yes) in 'a', got 'maybe' beside it in 2 of 6 rows of dev and test"
+    assert message_of(write(tmp_path / "mine.jsonl", rows)) == said
+    rows[0] |= {"label": ["no", "yes"]}
+    said = (
+        f"a string or a whole number as label in {tmp_path / 'mine.jsonl'}, line 1, got ['no', 'yes']; several labels"
+    )
+    assert said in message_of(write(tmp_path / "mine.jsonl", rows))
+
+
 def test_answers_that_are_missing(tmp_path: Path) -> None:
     empty = (None, "", [], [None, " "])
     gaps = [{"task": "a", "text": f"gap {at}", "answer": answer} for at, answer in enumerate(empty)]

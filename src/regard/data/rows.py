@@ -81,10 +81,13 @@ class RawTask:
         if len({len(row.texts) for rows in self.by_split().values() for row in rows}) > 1:
             raise UserError(f"stream: expected one text in each row of {self.name!r}, or two in each, got both")
         train_labels = {row.label for row in self.train}
-        unknown = sorted({row.label for row in (*(self.dev or ()), *self.test)} - train_labels)
-        if unknown:
-            allowed = f"labels of train ({', '.join(self.labels)})"
-            raise UserError(f"stream: expected {allowed} in {self.name!r}, got {unknown[0]!r} beside it")
+        later = [row.label for row in (*(self.dev or ()), *self.test)]
+        if unknown := sorted(set(later) - train_labels):
+            allowed = ", ".join(self.labels[:12]) + (", …" if len(self.labels) > 12 else "")
+            got = f"{unknown[0]!r} beside it" + (f" and {len(unknown) - 1} more" if len(unknown) > 1 else "")
+            where = f" in {sum(label not in train_labels for label in later)} of {len(later)} rows of dev and test"
+            why = describe_numbers([*later, *(row.label for row in self.train)])
+            raise UserError(f"stream: expected labels of train ({allowed}) in {self.name!r}, got {got}{where}{why}")
         missing = [label for label in self.labels if label not in train_labels]
         if missing:
             raise UserError(f"stream: expected rows of {missing[0]!r} in the train split of {self.name!r}, got none")
@@ -92,6 +95,19 @@ class RawTask:
     def by_split(self) -> dict[str, LabeledRows]:
         """Return the rows of each split; a missing dev split has none."""
         return {"train": self.train, "dev": self.dev or (), "test": self.test}
+
+
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+
+
+def describe_numbers(labels: Sequence[str]) -> str:
+    """Say that labels are measurements rather than classes: decimal numbers, or numbers most of which differ."""
+    names, numbers = set(labels), {label.rpartition("/")[2] for label in labels}
+    is_decimal = any("." in number for number in numbers)
+    if not all(map(NUMBER.fullmatch, numbers)) or not (is_decimal or 2 * len(names) > len(labels)):
+        return ""
+    told = f"{len(names)} different numbers as labels of {len(labels)} rows"
+    return f": {told}, each a class of its own; regression is not served"
 
 
 def hash_text(texts: Sequence[str]) -> str:

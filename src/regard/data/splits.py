@@ -10,7 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from regard.data.rows import FREE_ANSWER, LabeledRow, LabeledRows, RawTask, TextKey, hash_rank, hash_rows
+from regard.data.rows import (
+    FREE_ANSWER,
+    LabeledRow,
+    LabeledRows,
+    RawTask,
+    TextKey,
+    describe_numbers,
+    hash_rank,
+    hash_rows,
+)
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.errors import UserError, warn_user
 
@@ -59,7 +68,8 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
             raise UserError(f"stream: expected at least {count} texts in {name}, one for each split, got fewer")
         if len(labels) - len(rare) < 2:
             expected = f"at least {count} texts of two classes in {name}, one for each split"
-            raise UserError(f"stream: expected {expected}, got fewer of {listed}")
+            why = describe_numbers([row.label for row in rows])
+            raise UserError(f"stream: expected {expected}, got fewer of {listed}{why}")
         warn_user(f"stream: classes of {name} with fewer than {count} texts stay in train, none is held out: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
     for label in sorted(set(labels) - set(rare)):

@@ -11,7 +11,7 @@ from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.missing_labels import MissingLabels, is_doubtful, is_minus_one, marks_none, warn_of_class
-from regard.data.rows import TextKey
+from regard.data.rows import TextKey, describe_numbers
 from regard.errors import UserError, check_choice, warn_user
 
 
@@ -211,7 +211,9 @@ def _read_user_table(
         return table, held, f"{path}, {paths[1]}"
     held_out = _hold_out(table.rows, seed)
     if not held_out:
-        raise UserError(f"task: expected two texts with one label in {path}, one for validation; there are none")
+        why = describe_numbers([str(row.label) for row in table.rows])
+        expected = f"expected two texts with one label in {path}, one for validation"
+        raise UserError(f"task: {expected}; there are none{why}")
     train, rest = (
         replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)

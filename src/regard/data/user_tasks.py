@@ -354,7 +354,9 @@ def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
 
 def _parse_name(value: Any, expected: str) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-        raise UserError(f"stream: expected {expected}, got {value!r}")
+        kinds = {float: "; regression is not served", list: "; several labels of a row are not served"}
+        why = kinds.get(type(value), "") if " as label " in expected else ""
+        raise UserError(f"stream: expected {expected}, got {value!r}{why}")
     return str(value).strip()
 
 
