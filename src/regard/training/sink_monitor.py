@@ -233,11 +233,8 @@ class ValidationLoss(PeriodicMonitor):
 
     def _sum(self, model: nn.Module, rows: Tensor, device: torch.device) -> float:
         target_mask = self._targets(rows).to(device)
-        config: Any = model.config
-        vocab_size = config.get_text_config().vocab_size
-        batch_size = max(1, min(self.batch_size, MAX_LOGITS // (rows.shape[1] * vocab_size)))
         total = to_float64(torch.zeros((), device=device))
-        for batch in rows.split(batch_size):
+        for batch in split_by_logits(model, rows, self.batch_size, MAX_LOGITS):
             ids = batch.to(device)
             logits = model(input_ids=ids, use_cache=False).logits
             for row, targets in zip(logits, ids, strict=True):
@@ -247,6 +244,14 @@ class ValidationLoss(PeriodicMonitor):
 
     def _targets(self, rows: Int[Tensor, "row length"]) -> Bool[Tensor, " target"]:
         return torch.tensor([position not in self.uncounted for position in range(1, rows.shape[1])], dtype=torch.bool)
+
+
+def split_by_logits(
+    model: Any, rows: Int[Tensor, "row length"], batch_size: int, max_logits: int
+) -> tuple[Int[Tensor, "_ length"], ...]:
+    """Split rows of tokens into batches of at most so many rows and logits, unless one row has more logits."""
+    vocab_size = model.config.get_text_config().vocab_size
+    return rows.split(max(1, min(batch_size, max_logits // (rows.shape[1] * vocab_size))))
 
 
 def sum_nll(

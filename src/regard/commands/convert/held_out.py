@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import eval_mode
-from regard.training.sink_monitor import PeriodicMonitor
+from regard.training.sink_monitor import PeriodicMonitor, split_by_logits
 
 MAX_LOGITS = 2**24
 """Most logits of a forward, unless one row has more."""
@@ -19,11 +19,9 @@ MAX_LOGITS = 2**24
 @torch.no_grad()
 def row_losses(model: Any, rows: Int64[Tensor, "row token"]) -> list[float]:
     """Return the mean −log p of the tokens of each row but the first, in nats."""
-    vocabulary = model.config.get_text_config().vocab_size
-    size = max(1, min(32, MAX_LOGITS // (rows.shape[1] * vocabulary)))
     losses: list[float] = []
     with eval_mode(model):
-        for ids in rows.split(size):
+        for ids in split_by_logits(model, rows, 32, MAX_LOGITS):
             batch = ids.to(model.device)
             logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
             pairs = zip(logits, batch[:, 1:], strict=True)
