@@ -155,6 +155,11 @@ def test_measurements_as_labels_are_refused_as_such(tmp_path: Path) -> None:
         read_task(jsonl(tmp_path / "b.jsonl", [{"text": f"x {number}", "label": f"w{number}"} for number in range(20)]))
 
 
+def test_true_and_false_are_labels(tmp_path: Path) -> None:
+    rows = [{"text": f"x {number}", "label": number % 2 == 0} for number in range(20)]
+    assert read_task(jsonl(tmp_path / "a.jsonl", rows)).labels == ("False", "True")
+
+
 def test_minus_one_as_a_label(tmp_path: Path) -> None:
     rows = [{"text": f"x {number}", "label": number % 2} for number in range(20)]
     marked = [{"text": f"y {number}", "label": number % 3 - 1} for number in range(9)]

@@ -406,6 +406,25 @@ def test_measurements_as_labels_are_refused_as_such(tmp_path: Path, unit: float)
     assert said.endswith("as label in " + f"{tmp_path / 'float.jsonl'}, line 1, got 0.37; regression is not served")
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv"])
+def test_true_and_false_are_labels(tmp_path: Path, suffix: str) -> None:
+    """As pandas writes them into a .csv, so that one table has the same labels in each format."""
+    (task,) = read_stream(write(tmp_path / f"mine{suffix}", labeled(10, True) + labeled(10, False))).tasks
+    assert isinstance(task, ClassificationTask)
+    assert task.labels == ("False", "True")
+    assert {
+        task.labels[label] for (text,), label in zip(task.train.texts, task.train.labels, strict=True) if "Tr" in text
+    } == {"True"}
+
+
+def test_names_of_splits_in_any_case(tmp_path: Path) -> None:
+    rows = [row | {"split": split} for split in ("Train", "VALIDATION ", "test") for row in records("a", split=split)]
+    (task,) = read_stream(
+        write(tmp_path / "mine.jsonl", [dict(r, text=f"{r['text']} {r['split']}") for r in rows])
+    ).tasks
+    assert [len(task.split(split)) for split in SPLITS] == [20, 20, 20]
+
+
 def test_labels_that_no_training_row_has(tmp_path: Path) -> None:
     rows = [row | {"split": split} for split in ("train", "test") for row in records("a", each=2)]
     rows += [{"task": "a", "text": f"new {at}", "label": "maybe", "split": "test"} for at in range(2)]

@@ -93,5 +93,10 @@ def warn_of_class(count: int, place: object, option: str) -> None:
 
 
 def undo_float(value: Any) -> Any:
-    """Return a whole number that was written as a float as an integer, as pandas writes a column with a gap."""
+    """Return a whole number that was written as a float as an integer, as pandas writes a column with a gap.
+
+    True and False are returned as pandas writes them into a .csv.
+    """
+    if isinstance(value, bool):
+        return str(value)
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -97,10 +97,11 @@ def read_user_tasks(
         name = only_task
         if name is None:
             name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
-        split: Any = record.values.get("split")
-        if has_splits and (not isinstance(split, str) or split not in SPLIT_NAMES):
-            raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {split!r}")
-        tasks.setdefault(name, {}).setdefault(SPLIT_NAMES[split] if has_splits else "all", []).append(row)
+        split = _find_split(record) if has_splits else "all"
+        if split is None:
+            got = record.values.get("split")
+            raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {got!r}")
+        tasks.setdefault(name, {}).setdefault(split, []).append(row)
     _warn_of_case(tasks, f"tasks of {path}")
     unlabeled = _count_unlabeled(every, records, only_task)
     if lost := next((name for name in unlabeled if name and name not in tasks), None):
@@ -133,8 +134,12 @@ def _drop_unlabeled(
 
 def _place_record(record: _Record, has_splits: bool) -> tuple[str, bool]:
     """Return the task of a row in a table, and whether it is trained on, or may be."""
-    is_trained = not has_splits or SPLIT_NAMES.get(str(record.values.get("split"))) == "train"
-    return str(record.values.get("task")).strip(), is_trained
+    return str(record.values.get("task")).strip(), not has_splits or _find_split(record) == "train"
+
+
+def _find_split(record: _Record) -> str | None:
+    """Return the split of a row in a table, whatever the case of its name; None for one that is none."""
+    return SPLIT_NAMES.get(str(record.values.get("split")).strip().lower())
 
 
 def _find_marked(
