@@ -643,3 +643,33 @@ def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
 
 def test_a_split_is_a_name(tmp_path: Path) -> None:
     assert "expected a split of train, dev" in message_of(write(tmp_path / "a.jsonl", records("a", split=["train"])))
+
+
+@pytest.mark.parametrize(
+    "names,shown",
+    [
+        (
+            ("caf\u00e9", "cafe\u0301"),
+            r"in signs that are not seen alone are told apart, as 'cafe.u0301' and 'caf.xe9'",
+        ),
+        (("no", "no\u200b"), r"in signs that are not seen alone are told apart, as 'no' and 'no.u200b'"),
+    ],
+)
+def test_labels_that_look_the_same_are_told_of(tmp_path: Path, names: tuple[str, str], shown: str) -> None:
+    rows = [
+        row | {"text": f"{row['text']} {at}"} for at, name in enumerate((*names, "other")) for row in labeled(9, name)
+    ]
+    with pytest.warns(UserWarning, match=rf"labels of 'a' that differ {shown}"):
+        assert len(read_stream(write(tmp_path / "mine.jsonl", rows)).classes) == 3
+
+
+def test_labels_of_two_tasks_that_differ_in_case_are_told_of(tmp_path: Path) -> None:
+    """They are two classes where the model chooses among those of all tasks."""
+    rows = records("a") + [row | {"label": row["label"].upper()} for row in records("b")]
+    with pytest.warns(
+        UserWarning, match="labels of different tasks that differ in case alone are told apart, as no and NO"
+    ):
+        stream = read_stream(write(tmp_path / "mine.jsonl", rows))
+    assert stream.classes == ("no", "yes", "NO", "YES")
+    numbers = [row | {"label": at % 2} for task in ("A", "b") for at, row in enumerate(records(task))]
+    read_stream(write(tmp_path / "numbers.jsonl", numbers))

@@ -192,7 +192,8 @@ def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> Labele
     remaining = {row.label for row in rows}
     if missing := [label for label in task.labels if label not in remaining]:
         expected = f"rows of {missing[0]!r} in the train split of {task.name!r} that no dev or test split has"
-        raise UserError(f"stream: expected {expected}, got none")
+        advice = "take them out of one, or ask for the protocol 'paper'"
+        raise UserError(f"stream: expected {expected}, got none; {advice}")
     return rows
 
 

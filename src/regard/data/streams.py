@@ -12,6 +12,7 @@ from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
 from regard.data.missing_labels import MINUS_ONE, UNLABELED, MissingLabels
+from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
 from regard.data.stream import METRICS, Metric, Protocol, Stream, check_order
@@ -221,7 +222,9 @@ def _read_user(
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     if task_type is not None:
         check_choice("task-type", task_type, get_args(TaskType))
-    return read_user_tasks(path, seed, task_type, missing_labels)
+    tasks = read_user_tasks(path, seed, task_type, missing_labels)
+    warn_of_labels_alike_between(tasks)
+    return tasks
 
 
 def _describe_user(raw: Sequence[RawTask], name: str, instructions: bool) -> dict[str, Any]:

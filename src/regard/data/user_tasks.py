@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from regard.data.missing_labels import (
     undo_float,
     warn_of_class,
 )
+from regard.data.names_alike import warn_of_names_alike
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
@@ -102,7 +103,7 @@ def read_user_tasks(
             got = record.values.get("split")
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {got!r}")
         tasks.setdefault(name, {}).setdefault(split, []).append(row)
-    _warn_of_case(tasks, f"tasks of {path}")
+    warn_of_names_alike(tasks, f"tasks of {path}")
     unlabeled = _count_unlabeled(every, records, only_task)
     if lost := next((name for name in unlabeled if name and name not in tasks), None):
         expected = f"expected labels of the task {lost!r} in {path}"
@@ -264,7 +265,7 @@ def _make_task(
         divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
         splits = dict(zip(SPLITS, divided, strict=True))
     labels = sorted({row.label for rows in splits.values() for row in rows})
-    _warn_of_case(labels, f"labels of {name!r}")
+    warn_of_names_alike(labels, f"labels of {name!r}")
     if not columns.is_text and all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
         numbers = {label: label.partition(".")[0] for label in labels}
         labels = [f"{name}/{label}" for label in sorted(dict.fromkeys(numbers.values()), key=int)]
@@ -363,15 +364,6 @@ def _parse_name(value: Any, expected: str) -> str:
         why = kinds.get(type(value), "") if " as label " in expected else ""
         raise UserError(f"stream: expected {expected}, got {value!r}{why}")
     return str(value).strip()
-
-
-def _warn_of_case(names: Iterable[str], what: str) -> None:
-    """Warn of names that differ in case alone, which are often meant to be one."""
-    by_name: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        by_name[name.casefold()].append(name)
-    if alike := next((group for group in by_name.values() if len(group) > 1), None):
-        warn_user(f"stream: {what} that differ in case alone are told apart, as {' and '.join(alike)}")
 
 
 def _is_number(text: str) -> bool:
