@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from regard.data.files import find_files, hash_files
 from regard.errors import UserError, describe_error, warn_user
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+SUFFIXES = (".apng", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,43 @@ class Images:
                 return _make_rgb(opened, str(image))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise UserError(f"images: {image} cannot be read: {describe_error(error)}") from error
+
+    def count_frames(self) -> dict[str, int]:
+        """Return how many frames or pages the images have that have several, by name; `read` takes the first."""
+        counts = dict[str, int]()
+        for index, image in enumerate(self.items):
+            if (frames := _count_frames(image)) > 1:  # what cannot be opened is left to `read`
+                counts[str(image) if isinstance(image, str | Path) else f"image {index}"] = frames
+        return counts
+
+    def warn_of_frames(self) -> None:
+        """Warn of images of several frames or pages."""
+        if counts := self.count_frames():
+            name, frames = next(iter(counts.items()))
+            one = f"{name} has {frames} frames or pages, of which the first is read"
+            several = f"{len(counts)} of {len(self)} have several frames or pages, of which the first is read"
+            warn_user(f"images: {one if len(self) == 1 else f'{several}, as of {name} ({frames})'}")
+
+
+def _count_frames(image: Any) -> int:
+    """Return how many frames or pages an image has; 1 where one of them was chosen, or where nothing says.
+
+    What stands behind the photo of a JPEG (MPO) are its previews and depths.
+    """
+    if isinstance(image, Image.Image):
+        if image.format == "MPO" or image.tell():
+            return 1
+        try:
+            return int(getattr(image, "n_frames", 1))
+        except (OSError, EOFError, SyntaxError, ValueError, AttributeError):  # damaged behind the first, or closed
+            return 1
+    if not isinstance(image, str | Path) and not (hasattr(image, "seekable") and image.seekable()):
+        return 1
+    try:
+        with Image.open(image) as opened:
+            return _count_frames(opened)
+    except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
+        return 1
 
 
 def _make_rgb(image: Image.Image, name: str) -> Image.Image:

@@ -145,6 +145,7 @@ def look_at(
         if config.prompt != LookConfig.prompt:
             check_reads_text(loaded, "images", config.prompt)
         images = Images((image,), "image")
+        images.warn_of_frames()
         inputs = image_inputs(loaded, [images.read(0)], config.prompt)
         data = {"image": str(image) if isinstance(image, (str, Path)) else "given in Python", "notes": []}
     if routed is None or not routed.adapter_names:

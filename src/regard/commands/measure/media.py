@@ -59,7 +59,10 @@ def select_media(
         raise UserError(f"{kind}: expected a list of at least one, {_ONE[kind]}")
     generator = torch.Generator().manual_seed(config.seed)
     selected = torch.randperm(len(media), generator=generator)[: config.samples].sort().values
-    return dataclasses.replace(media, items=tuple(media.items[index] for index in selected.tolist()))
+    media = dataclasses.replace(media, items=tuple(media.items[index] for index in selected.tolist()))
+    if isinstance(media, Images):
+        media.warn_of_frames()
+    return media
 
 
 def load_for(model: Any, tokenizer: Any, media: Images | Sounds | None) -> models.Loaded:
@@ -116,6 +119,7 @@ def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
 
 def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
     """Return what the record says of images or sounds."""
+    several = len(media.count_frames()) if isinstance(media, Images) else 0
     prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
     return {
         "source": media.source,
@@ -123,4 +127,5 @@ def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models
         "input": kind_of(media),
         "prompt": prompt if reads_text(loaded, kind_of(media)) else None,
         "samples": len(media),
+        **({"first_frame_of": several} if several else {}),
     }
