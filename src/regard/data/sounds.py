@@ -29,6 +29,15 @@ class Sounds:
     def __len__(self) -> int:
         return len(self.items)
 
+    def name(self, index: int) -> str:
+        """Return the path of a sound, or its number."""
+        sound = self.items[index]
+        return str(sound) if isinstance(sound, str | Path) else f"sound {index} of {self.source}"
+
+    def find_shortest(self) -> int:
+        """Return the index of the sound of the fewest seconds; what cannot be read is left to `read`."""
+        return min(range(len(self)), key=lambda index: _count_seconds(self.items[index]))
+
     def read(self, index: int, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return the samples of a sound from −1 to 1, the mean of its channels, at a rate in Hz. Raises UserError."""
         sound = self.items[index]
@@ -40,7 +49,7 @@ class Sounds:
         else:
             raise UserError(f"audio: expected {_EXPECTED}; got {type(sound).__name__}")
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
-            raise UserError(f"audio: sound {index} of {self.source} has no finite samples of one or two dimensions")
+            raise UserError(f"audio: {self.name(index)} has no finite samples of one or two dimensions")
         return samples if given == rate else _resample(samples, given, rate)
 
 
@@ -48,6 +57,17 @@ def read_sounds(paths: Sequence[str | Path]) -> Sounds:
     """Find the sounds of files and folders, in the order of their names within a folder. Raises UserError."""
     files = find_files(paths, SUFFIXES, option="audio", noun="sound")
     return Sounds(tuple(files), ", ".join(map(str, paths)), hash_files(files))
+
+
+def _count_seconds(sound: Any) -> float:
+    """Return the seconds of a sound, as its header says; infinite if nothing says so."""
+    try:
+        if isinstance(sound, Mapping):
+            return max(np.shape(sound["array"])) / float(sound["sampling_rate"])
+        with wave.open(str(sound), "rb") as opened:
+            return opened.getnframes() / opened.getframerate()
+    except (OSError, EOFError, ValueError, TypeError, KeyError, ZeroDivisionError, wave.Error):
+        return math.inf
 
 
 def _scale(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import (
@@ -176,6 +177,37 @@ def audio_inputs(loaded: Loaded, clips: Sequence[Any], prompt: str) -> dict[str,
             name = type(loaded.model).__name__
             raise UserError(f"audio: {name} takes no mask of padding; use --batch-size 1 for sounds of several lengths")
     return _with_decoder(loaded, prompt, inputs, len(clips))
+
+
+def find_needed_samples(loaded: Loaded, clip: Any, prompt: str, *, most: int) -> tuple[Exception | None, int | None]:
+    """Return why a model does not read a sound, and how many samples of such a sound it needs; None twice if it does.
+
+    Nor is a number known where it reads none of `most` samples. They are found by trial: convolutions, frames of a
+    spectrogram and pooling of several frames need some each.
+    """
+    problem = _find_problem(loaded, clip, prompt)
+    if problem is None:
+        return None, None
+    low, high = len(clip), 2 * len(clip)
+    while _find_problem(loaded, np.resize(clip, high), prompt) is not None:
+        low, high = high, 2 * high
+        if high > most:
+            return problem, None
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_read = _find_problem(loaded, np.resize(clip, middle), prompt) is None
+        low, high = (low, middle) if is_read else (middle, high)
+    return problem, high
+
+
+def _find_problem(loaded: Loaded, clip: Any, prompt: str) -> Exception | None:
+    """Return the error of the processor or the model over a sound that is read alone; None without one."""
+    try:
+        inputs = audio_inputs(loaded, [clip], prompt)
+        loaded.model(**inputs)
+    except (ValueError, TypeError, RuntimeError, IndexError) as error:  # a UserError is a ValueError
+        return error
+    return None
 
 
 def _with_decoder(loaded: Loaded, prompt: str, inputs: dict[str, Any], count: int) -> dict[str, Any]:

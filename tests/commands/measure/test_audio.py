@@ -239,3 +239,27 @@ def test_a_sound_that_ends_within_a_sample_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:-2])
     with pytest.raises(UserError, match=r"audio: .*cut\.wav cannot be read: .*; ffmpeg -i FILE -c:a pcm_s16le NEW"):
         read_sounds([tmp_path / "cut.wav"]).read(0, RATE)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_sound_too_short_for_the_model_is_refused_by_its_name(
+    batch_size: int, folder: Path, regard: Regard, tmp_path: Path
+) -> None:
+    """Kernels of 20 and 16 samples, 20 and 16 apart, need 15 * 20 + 20; in a batch all padding counted as frames."""
+    options = ("--batch-size", str(batch_size), "--statistics", "entropy", "--out")
+    for seconds, code in ((320 / RATE, 0), (319 / RATE, 2)):
+        tones = make_tones(tmp_path / str(code), (0.3, seconds))
+        ended = regard("measure", folder / "wav2vec2", "--audio", tones, *options, f"run{code}")
+        assert ended.code == code
+    needed = "expected at least 320 (20.0 ms) samples of 16,000 Hz, which Wav2Vec2Model needs; got 319 (19.9 ms)"
+    assert ended.err.endswith(f"audio: {tones / '1.wav'} is too short: {needed}\n")
+
+
+def test_the_shortest_sound_is_that_of_the_fewest_seconds(tmp_path: Path) -> None:
+    make_tones(tmp_path / "slow", (0.3,), rate=800)
+    one, two = ({"array": np.zeros(shape), "sampling_rate": rate} for shape, rate in (((2, 300), 1000), (200, 500)))
+    broken = tmp_path / "broken.wav"
+    broken.write_bytes(b"RIFF")
+    assert Sounds((broken, two, one, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
+    assert Sounds((broken, two, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
+    assert Sounds((broken, 7), "here").find_shortest() == 0

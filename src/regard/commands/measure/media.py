@@ -16,6 +16,7 @@ from regard.models.pretrained import resolve_model
 from regard.models.processors import (
     Kind,
     audio_inputs,
+    find_needed_samples,
     image_inputs,
     reads_text,
     sampling_rate,
@@ -86,6 +87,26 @@ def media_inputs(
     clips = [media.read(index, rate) for index in indices]
     _check_lengths(getattr(loaded.processor, "feature_extractor", loaded.processor), max(map(len, clips)), rate)
     return audio_inputs(loaded, clips, prompt)
+
+
+def check_shortest(loaded: models.Loaded, media: Images | Sounds, prompt: str | None) -> None:
+    """Raise a UserError if a model does not read the shortest of several sounds, with the samples that it needs.
+
+    Alone it is refused in the words of a convolution; in a batch some take all of its padding for sound (Wav2Vec2).
+    """
+    if not isinstance(media, Sounds):
+        return
+    rate, shortest = sampling_rate(loaded.processor), media.find_shortest()
+    clip = media.read(shortest, rate)
+    if len(clip) >= rate:
+        return  # no model is known that needs a second
+    with evaluation_mode(loaded.model):
+        prompt = prompt if prompt is not None else _PROMPTS["audio"]
+        problem, needed = find_needed_samples(loaded, clip, prompt, most=4 * rate)
+    if needed is not None:
+        found, least = (f"{count:,} ({1000 * count / rate:.1f} ms)" for count in (len(clip), needed))
+        expected = f"at least {least} samples of {rate:,} Hz, which {type(loaded.model).__name__} needs"
+        raise UserError(f"audio: {media.name(shortest)} is too short: expected {expected}; got {found}") from problem
 
 
 def _check_lengths(extractor: Any, longest: int, rate: int) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.media import (
+    check_shortest,
     describe_media,
     kind_of,
     load_for,
@@ -116,6 +117,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         else:
             if config.prompt is not None:
                 check_reads_text(loaded, kind_of(media), config.prompt)
+            check_shortest(loaded, media, config.prompt)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
