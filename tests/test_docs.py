@@ -32,7 +32,7 @@ from regard.continual.methods import sapt_config, sapt_task_free
 from regard.hooks.output_projection import NAMES
 from regard.statistics import DEFAULT, STATISTICS, cost_class
 from tests.tiny_audio import make_qwen_audio, make_tones, make_wav2vec2
-from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_llava, make_photos, make_vit
+from tests.tiny_vision import IMAGE, PATCHES, llava_config, make_clips, make_llava, make_photos, make_videomae, make_vit
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,6 +124,7 @@ STAND_INS: dict[str, Callable[[Path], None]] = {
     "my-lora": lora,
     "google/vit-base-patch16-224": make_vit,
     "llava-hf/llava-1.5-7b-hf": make_llava,
+    "MCG-NJU/videomae-base": make_videomae,
     "facebook/wav2vec2-base": make_wav2vec2,
     "Qwen/Qwen2-Audio-7B": make_qwen_audio,
 }
@@ -145,6 +146,8 @@ def furnish(folder: Path, page: Path) -> None:
     (folder / "notes.jsonl").write_text(f'{{"text": "{story}"}}\n', encoding="utf-8")
     if "photos" in text:
         make_photos(folder / "photos")
+    if "--videos clips" in text:
+        make_clips(folder / "clips")
     if "speech" in text:
         make_tones(folder / "speech")
     if "reviews.jsonl" in text:

@@ -1,4 +1,4 @@
-"""Tiny models that read images, with their processors, and images."""
+"""Tiny models that read images or videos, with their processors, and images and videos."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "
 WORDS = ("<pad>", "<s>", "</s>", "<unk>", "<image>", "Describe", "the", "image.", "Count", "birds")
 IMAGE = WORDS.index("<image>")
 PATCHES = 16
+CROP: dict[str, Any] = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
 
 
 def make_photos(folder: Path, sizes: tuple[tuple[int, int], ...] = ((20, 16), (16, 16), (30, 40))) -> Path:
@@ -24,6 +25,34 @@ def make_photos(folder: Path, sizes: tuple[tuple[int, int], ...] = ((20, 16), (1
         Image.fromarray(pixels).save(folder / f"{number}.png")
     (folder / "notes.txt").write_text("no image")
     return folder
+
+
+def make_frame(number: int) -> Image.Image:
+    """A noisy image whose first pixel is `number`."""
+    pixels = np.random.default_rng(number).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+    pixels[0, 0] = number
+    return Image.fromarray(pixels)
+
+
+def make_clips(folder: Path) -> Path:
+    """Write a folder of six frames, whose names are not in the order of letters, one of four, and an animation."""
+    for name, count in (("b", 6), ("c", 4)):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            make_frame(number).save(folder / name / f"frame{8 + number}.png")
+    make_frame(0).save(
+        folder / "a.webp", save_all=True, append_images=[make_frame(n) for n in range(1, 5)], lossless=True
+    )
+    (folder / "notes.txt").write_text("no video")
+    return folder
+
+
+def make_videomae(folder: Path) -> None:
+    """Write a model of videos of four frames."""
+    torch.manual_seed(0)
+    config = tf.VideoMAEConfig(**SIZES, num_hidden_layers=2, num_frames=4, tubelet_size=2, initializer_range=0.4)
+    tf.VideoMAEModel(config).save_pretrained(folder)
+    tf.VideoMAEImageProcessorPil(**CROP).save_pretrained(folder)
 
 
 def make_vit(folder: Path) -> None:

@@ -45,7 +45,7 @@ COURSE = (
     *("--weight-decay", "--min-steps", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
-MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--positions", "--part")
+MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--frames", "--positions", "--part")
 MEASURE += ("--skip-verification/--no-skip-verification",)
 LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt", "--part")
 LOOK += ("--skip-verification/--no-skip-verification",)
@@ -71,6 +71,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "--text": None,
         "--images": None,
         "--audio": None,
+        "--videos": None,
         "--random-weights": False,
     },
     "look": {

@@ -12,6 +12,7 @@ from regard.data.streams import read_stream
 from regard.data.tasks import TASKS, read_task
 from regard.data.texts import Source, Texts, load_python_documentation, read_texts
 from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, special_tokens, train_tokenizer
+from regard.data.videos import Videos, read_videos
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "Stream",
     "Task",
     "Texts",
+    "Videos",
     "Windows",
     "common_tokens",
     "encode",
@@ -45,6 +47,7 @@ __all__ = [
     "read_task",
     "read_texts",
     "read_tokenizer",
+    "read_videos",
     "replace_one_token",
     "special_tokens",
     "train_tokenizer",

@@ -32,33 +32,33 @@ class Images:
         """Return an image in RGB, turned as its EXIF data say. Raises UserError."""
         image = self.items[index]
         if isinstance(image, Image.Image):
-            return _make_rgb(image, f"image {index}")
+            return make_rgb(image, f"image {index}")
         if not (isinstance(image, str | Path) or hasattr(image, "read")):
             raise UserError(f"images: expected paths, or images of PIL (Image.fromarray), got {type(image).__name__}")
         try:
             with Image.open(image) as opened:
-                return _make_rgb(opened, str(image))
+                return make_rgb(opened, str(image))
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise UserError(f"images: {image} cannot be read: {describe_error(error)}") from error
 
-    def count_frames(self) -> dict[str, int]:
+    def frames(self) -> dict[str, int]:
         """Return how many frames or pages the images have that have several, by name; `read` takes the first."""
         counts = dict[str, int]()
         for index, image in enumerate(self.items):
-            if (frames := _count_frames(image)) > 1:  # what cannot be opened is left to `read`
+            if (frames := count_frames(image)) > 1:  # what cannot be opened is left to `read`
                 counts[str(image) if isinstance(image, str | Path) else f"image {index}"] = frames
         return counts
 
     def warn_of_frames(self) -> None:
         """Warn of images of several frames or pages."""
-        if counts := self.count_frames():
+        if counts := self.frames():
             name, frames = next(iter(counts.items()))
             one = f"{name} has {frames} frames or pages, of which the first is read"
             several = f"{len(counts)} of {len(self)} have several frames or pages, of which the first is read"
             warn_user(f"images: {one if len(self) == 1 else f'{several}, as of {name} ({frames})'}")
 
 
-def _count_frames(image: Any) -> int:
+def count_frames(image: Any) -> int:
     """Return how many frames or pages an image has; 1 where one of them was chosen, or where nothing says.
 
     What stands behind the photo of a JPEG (MPO) are its previews and depths.
@@ -74,12 +74,12 @@ def _count_frames(image: Any) -> int:
         return 1
     try:
         with Image.open(image) as opened:
-            return _count_frames(opened)
+            return count_frames(opened)
     except (OSError, UnidentifiedImageError, Image.DecompressionBombError):
         return 1
 
 
-def _make_rgb(image: Image.Image, name: str) -> Image.Image:
+def make_rgb(image: Image.Image, name: str) -> Image.Image:
     """Return an upright image in RGB; Pillow's own conversion clips more than 8 bits."""
     try:
         upright = ImageOps.exif_transpose(image)

@@ -102,6 +102,7 @@ def load(
     adapter: str | None = None,
     images: bool = False,
     audio: bool = False,
+    videos: bool = False,
     head: bool = False,
     seed: int = 0,
 ) -> Loaded:
@@ -122,6 +123,7 @@ def load(
         adapter: Folder or hub id of an adapter of PEFT, which is merged into the weights.
         images: Load the processor of images as well, which holds the tokenizer if the model reads text.
         audio: Load that of sounds.
+        videos: Load that of videos.
         head: Load the head of a language model, a masked one too, or a classifier that the checkpoint has, if any.
         seed: Seed of random weights.
     """
@@ -145,8 +147,8 @@ def load(
             check_generates_text(config, name)
         files = [] if random_weights else find_weight_files(folder, name)
         processor = None
-        if images or audio:
-            kind: Kind = "images" if images else "audio"
+        if images or audio or videos:
+            kind: Kind = "images" if images else "audio" if audio else "videos"
             processor = load_processor(folder, name, kind, trust_remote_code=trust_remote_code)
         tokenizer: Any = getattr(processor, "tokenizer", None)
         if processor is not None and tokenizer is None:

@@ -19,6 +19,7 @@ from transformers import (
     SequenceFeatureExtractor,
 )
 from transformers.image_processing_utils import BaseImageProcessor
+from transformers.video_processing_utils import BaseVideoProcessor
 
 from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
@@ -26,16 +27,36 @@ from regard.models.inputs import check_decoder, decoder_start, text_configs
 from regard.models.limits import check_prompt
 from regard.models.model_files import Loaded, as_user_error, has_tokenizer_files
 
-Kind = Literal["images", "audio"]
+Kind = Literal["images", "audio", "videos"]
 """What is read in the place of text: the name of the option."""
-_PARTS = {"images": ("image_processor", BaseImageProcessor), "audio": ("feature_extractor", SequenceFeatureExtractor)}
-_NAMES = {"images": "image processor", "audio": "feature extractor"}
+_PARTS = {
+    "images": ("image_processor", BaseImageProcessor),
+    "audio": ("feature_extractor", SequenceFeatureExtractor),
+    "videos": ("video_processor", BaseVideoProcessor),
+}
+_NAMES = {"images": "image processor", "audio": "feature extractor", "videos": "video processor"}
+_PIXELS = {"pixel_values", "pixel_values_videos"}
 _FILE = "preprocessor_config.json"
 
 
 def _has_part(processor: Any, kind: Kind) -> bool:
+    """Return whether a processor is of a kind, or has a part that is; some of videos are of images by their class."""
     name, own_class = _PARTS[kind]
+    if kind != "audio" and isinstance(processor, BaseImageProcessor) and _takes_videos(processor):
+        return kind == "videos"
     return isinstance(processor, own_class) or getattr(processor, name, None) is not None
+
+
+def _takes_videos(processor: Any) -> bool:
+    """Return whether an image processor makes a video of several images (VideoMAE, ViViT)."""
+    taken = inspect.signature(processor.preprocess).parameters
+    return "videos" in taken and "images" not in taken
+
+
+def _check_no_videos(processor: Any, kind: Kind, name: str) -> None:
+    """Raise a UserError for images of which a processor would make one video."""
+    if kind == "images" and _has_part(processor, "videos"):
+        raise UserError(f"images: expected a model that reads them, got '{name}', which reads videos; see --videos")
 
 
 def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bool) -> Any:
@@ -48,9 +69,10 @@ def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bo
                 raise
             processor = AutoFeatureExtractor.from_pretrained(folder, trust_remote_code=trust_remote_code)
         if not _has_part(processor, kind) and (folder / _FILE).is_file():  # beside a tokenizer that it does not need
-            alone: Any = AutoImageProcessor if kind == "images" else AutoFeatureExtractor
+            alone: Any = AutoFeatureExtractor if kind == "audio" else AutoImageProcessor
             processor = alone.from_pretrained(folder, trust_remote_code=trust_remote_code)
     if not _has_part(processor, kind):
+        _check_no_videos(processor, kind, name)
         expected = f"{_FILE} or processor_config.json with its {_NAMES[kind]}"
         raise UserError(f"model: expected one that reads {kind}, got '{name}', which has no {expected}")
     return processor
@@ -70,6 +92,7 @@ def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Load
     if isinstance(model, Loaded) and processor is None:
         processor, tokenizer = model.processor, model.tokenizer
     if not _has_part(processor, kind):
+        _check_no_videos(processor, kind, type(processor).__name__)
         raise UserError(f"{kind}: a model needs its {_NAMES[kind]}, got {type(processor).__name__}: {call}")
     if isinstance(model, Loaded):
         return replace(model, tokenizer=tokenizer, processor=processor)
@@ -116,12 +139,12 @@ def _processor_arguments(loaded: Loaded, images: Sequence[Any], prompt: str) -> 
         yield {"images": form, **_text_arguments(processor, text, len(images))}
 
 
-def _plain_prompts(processor: Any, medium: Literal["image", "audio"], prompt: str) -> list[str]:
+def _plain_prompts(processor: Any, medium: Literal["image", "audio", "video"], prompt: str) -> list[str]:
     token = getattr(processor, f"{medium}_token", None)
     return [f"{token} {prompt}", prompt] if isinstance(token, str) else [prompt]
 
 
-def _chat(processor: Any, medium: Literal["image", "audio"], prompt: str) -> list[str]:
+def _chat(processor: Any, medium: Literal["image", "audio", "video"], prompt: str) -> list[str]:
     """Return the prompt as a chat template frames it; nothing without one."""
     if not getattr(processor, "chat_template", None):
         return []
@@ -143,7 +166,7 @@ def reads_text(loaded: Loaded, kind: Kind) -> bool:
     if kind == "audio":
         return bool(loaded.model.config.is_encoder_decoder) or reads_text_beside(loaded)
     names = inspect.signature(loaded.model.forward).parameters
-    return "pixel_values" not in names or bool(names.keys() & {"input_ids", "decoder_input_ids"})
+    return not _PIXELS & names.keys() or bool(names.keys() & {"input_ids", "decoder_input_ids"})
 
 
 def _decodes_images(model: PreTrainedModel) -> bool:
@@ -156,6 +179,34 @@ def check_reads_text(loaded: Loaded, kind: Kind, prompt: str) -> None:
     """Raise a UserError if there is a prompt for a model that reads none."""
     if not reads_text(loaded, kind):
         raise UserError(f"prompt: expected none, for '{loaded.name}' is given {kind} alone; got {prompt!r}")
+
+
+def find_num_frames(model: PreTrainedModel) -> int | None:
+    """Return how many frames a model of videos takes; None if any number."""
+    names = ("num_frames", "frames_per_clip")
+    return next((value for name in names if isinstance(value := getattr(model.config, name, None), int)), None)
+
+
+def video_inputs(loaded: Loaded, videos: Sequence[Sequence[Any]], prompt: str) -> dict[str, Any]:
+    """Return the arguments of a forward over videos, lists of frames, of which none is left out. Raises UserError."""
+    inputs = _first_that_works(loaded, _video_arguments(loaded, videos, prompt), "videos", len(videos))
+    if "skip_predictor" in inspect.signature(loaded.model.forward).parameters:
+        inputs["skip_predictor"] = True  # of V-JEPA 2, which predicts parts that were left out of a video
+    return _with_decoder(loaded, prompt, inputs, len(videos))
+
+
+def _video_arguments(loaded: Loaded, videos: Sequence[Any], prompt: str) -> Iterator[dict[str, Any]]:
+    """Yield the forms in which processors take videos, and text that says where they stand, most common first."""
+    processor, given = loaded.processor, [list(frames) for frames in videos]
+    if isinstance(processor, BaseImageProcessor) and not isinstance(processor, BaseVideoProcessor):
+        yield {"images": given}
+        return
+    whole = {"videos": given, "do_sample_frames": False}
+    if not reads_text(loaded, "videos"):
+        yield whole
+        return
+    for text in [*_chat(processor, "video", prompt), *_plain_prompts(processor, "video", prompt)]:
+        yield {**whole, **_text_arguments(processor, text, len(videos))}
 
 
 def sampling_rate(processor: Any) -> int:

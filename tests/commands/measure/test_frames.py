@@ -46,7 +46,7 @@ def test_one_frame_is_not_told(tmp_path: Path) -> None:
         sought.seek(2)
         images = Images((photo, sought, str(broken), Image.new("RGB", (4, 4))), "given in Python")
         images.warn_of_frames()
-        assert images.count_frames() == {}
+        assert images.frames() == {}
         assert np.asarray(images.read(1)).max() == 80
 
 
@@ -54,7 +54,7 @@ def test_what_is_given_in_python_is_told(tmp_path: Path) -> None:
     file = make_frames(io.BytesIO(), format="GIF")
     with Image.open(make_frames(tmp_path / "a.gif", 2)) as opened:
         images = Images((opened, file), "given in Python")
-        assert images.count_frames() == {"image 0": 2, "image 1": 3}
+        assert images.frames() == {"image 0": 2, "image 1": 3}
         assert np.asarray(images.read(1)).max() == 0
     make_vit(tmp_path / "vit")
     with pytest.warns(UserWarning, match=r"images: .*a.gif has 2 frames or pages, of which the first is read"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from regard.commands.measure.config import MeasureConfig
 from regard.errors import UserError
@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   regard measure ./model --input random --statistics entropy --out runs/random
   regard measure google/vit-base-patch16-224 --images photos/
   regard measure facebook/wav2vec2-base --audio speech/
+  regard measure MCG-NJU/videomae-base --videos clips/
   zcat corpus.gz | regard measure gpt2 --text - --layer-ids 0,5,11
 """
 
@@ -44,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--audio", nargs="+", action="extend", metavar="PATH", help=".wav files, or folders of them, in place of text"
     )
+    parser.add_argument(
+        "--videos",
+        nargs="+",
+        action="extend",
+        metavar="PATH",
+        help="folders of frames, animations, or folders of these, in place of text",
+    )
     arguments.add_run_options(parser, "a new one under runs/", resume=False)
     arguments.add_config_options(parser, MeasureConfig)
 
@@ -65,25 +73,29 @@ def run(args: argparse.Namespace) -> None:
 def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progress: OnProgress) -> MeasureResult:
     from regard import models
     from regard.commands.measure.run import measure
-    from regard.data import read_images, read_sounds, read_texts
+    from regard.data import read_images, read_sounds, read_texts, read_videos
     from regard.runs.rank import num_processes
 
     if args.text and config.input != "natural":
         raise UserError(
             f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
         )
-    for option in ("images", "audio"):
+    kinds = ("images", "audio", "videos")
+    for option in kinds:
         if getattr(args, option) and (args.text or config.input != "natural"):
             raise UserError(f"--{option} cannot be used with --text or --input; the text beside {option} is --prompt")
-    if args.images and args.audio:
-        raise UserError("--images cannot be used with --audio: give one of them")
+    given = [option for option in kinds if getattr(args, option)]
+    if len(given) > 1:
+        raise UserError(f"--{given[0]} cannot be used with --{given[1]}: give one of them")
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(args.text) if args.text else None
     images = read_images(args.images) if args.images else None
     audio = read_sounds(args.audio) if args.audio else None
+    videos = read_videos(args.videos) if args.videos else None
     options = arguments.model_options(args)
     options |= {"random_weights": args.random_weights, "seed": config.seed}
-    options |= {"images": images is not None, "audio": audio is not None}
+    media: dict[str, Any] = {"images": images, "audio": audio, "videos": videos}
+    options |= {kind: value is not None for kind, value in media.items()}
     loaded = models.load(args.model, **options)
-    return measure(loaded, texts=texts, images=images, audio=audio, config=config, on_progress=on_progress)
+    return measure(loaded, texts=texts, **media, config=config, on_progress=on_progress)

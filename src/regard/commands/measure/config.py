@@ -42,9 +42,13 @@ class MeasureConfig(Config):
     )
     bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
     prompt: str | None = config_field(
-        None, "text beside each image or sound, for models that read both (default: Describe the image., or … sound.)"
+        None,
+        "text beside each image, sound or video, for models that read both (default: Describe the image., or … sound.)",
     )
-    samples: int = config_field(100, "windows, images or sounds to measure")
+    frames: int | None = config_field(
+        None, "frames of each video, spread evenly (default: as many as the model takes, else all)", none_word="auto"
+    )
+    samples: int = config_field(100, "windows, images, sounds or videos to measure")
     length: int = config_field(64, "tokens in a window")
     epsilon: tuple[float, ...] = config_field(
         (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
@@ -68,7 +72,9 @@ class MeasureConfig(Config):
     positions: Literal["all", "thin", "none"] = config_field(
         "all", "rows by position: all, thin (0 to 15, powers of two and the last), or none"
     )
-    batch_size: int | None = config_field(None, "windows, images or sounds a forward (default: auto)", none_word="auto")
+    batch_size: int | None = config_field(
+        None, "windows, images, sounds or videos a forward (default: auto)", none_word="auto"
+    )
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
     )

@@ -1,15 +1,15 @@
-"""Images and sounds in the place of text: which are measured, and how a model reads them."""
+"""Images, sounds and videos in the place of text: which are measured, and how a model reads them."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import ASTFeatureExtractor
 
 from regard import models
 from regard.commands.measure.config import MeasureConfig
-from regard.data import Images, Sounds, Texts
+from regard.data import Images, Sounds, Texts, Videos
 from regard.errors import UserError, warn_user
 from regard.hooks.layers import evaluation_mode
 from regard.models.pretrained import resolve_model
@@ -17,45 +17,60 @@ from regard.models.processors import (
     Kind,
     audio_inputs,
     find_needed_samples,
+    find_num_frames,
     image_inputs,
     reads_text,
     sampling_rate,
+    video_inputs,
     with_processor,
 )
 
-_PROMPTS = {"images": "Describe the image.", "audio": "Describe the sound."}
-_ONE = {"images": "each of PIL or the path of a file", "audio": "each the path of a .wav file, or its array and rate"}
+Media: TypeAlias = Images | Sounds | Videos
+_CLASSES: dict[Kind, type[Any]] = {"images": Images, "audio": Sounds, "videos": Videos}
+_PROMPTS: dict[Kind, str] = {
+    "images": "Describe the image.",
+    "audio": "Describe the sound.",
+    "videos": "Describe the video.",
+}
+_ONE: dict[Kind, str] = {
+    "images": "each of PIL or the path of a file",
+    "audio": "each the path of a .wav file, or its array and rate",
+    "videos": "each a list of images, an array, or the path of a folder of frames or of an animation",
+}
 
 
-def kind_of(media: Images | Sounds) -> Kind:
+def kind_of(media: Media) -> Kind:
     """Return the name of the option."""
-    return "images" if isinstance(media, Images) else "audio"
+    return next(kind for kind, own_class in _CLASSES.items() if isinstance(media, own_class))
 
 
 def select_media(
-    images: Images | Sequence[Any] | None,
-    audio: Sounds | Sequence[Any] | None,
-    texts: Texts | Sequence[str] | None,
-    config: MeasureConfig,
-) -> Images | Sounds | None:
-    """Return some images or sounds, at most `samples` by chance in their order; None without. Raises UserError."""
-    if images is None and audio is None:
+    given: Mapping[Kind, Media | Sequence[Any] | None], texts: Texts | Sequence[str] | None, config: MeasureConfig
+) -> Media | None:
+    """Return some images, sounds or videos, at most `samples` by chance in their order; None without.
+
+    Raises:
+        UserError: Several kinds are given, or options of another kind.
+    """
+    kinds = [kind for kind, value in given.items() if value is not None]
+    if config.frames is not None and kinds != ["videos"]:
+        raise UserError(
+            f"frames: are of videos, expected none beside {', '.join(kinds) or 'text'}; got {config.frames}"
+        )
+    if not kinds:
         return None
-    kind: Kind = "audio" if images is None else "images"
-    if images is not None and audio is not None:
-        raise UserError("images: expected no audio beside them")
+    kind = kinds[0]
+    if len(kinds) > 1:
+        raise UserError(f"{kind}: expected no {kinds[1]} beside them")
     if texts is not None or config.input != "natural":
         raise UserError(f"{kind}: expected neither texts nor another input beside them; see prompt")
     for name in ("length", "bos"):
         if (value := getattr(config, name)) != getattr(MeasureConfig, name):
             raise UserError(f"{name}: is of windows of text; expected none beside {kind}, got {value}")
-    given: Any = audio if images is None else images
-    media: Images | Sounds
-    if isinstance(given, Images | Sounds):
-        media = given
-    else:
-        items = () if isinstance(given, str) else tuple(given)
-        media = (Sounds if images is None else Images)(items, "given in Python")
+    values: Any = given[kind]
+    media: Media = values
+    if not isinstance(values, Images | Sounds | Videos):
+        media = _CLASSES[kind](() if isinstance(values, str) else tuple(values), "given in Python")
     if not len(media):
         raise UserError(f"{kind}: expected a list of at least one, {_ONE[kind]}")
     generator = torch.Generator().manual_seed(config.seed)
@@ -66,21 +81,22 @@ def select_media(
     return media
 
 
-def load_for(model: Any, tokenizer: Any, media: Images | Sounds | None) -> models.Loaded:
+def load_for(model: Any, tokenizer: Any, media: Media | None) -> models.Loaded:
     """Return a model with its tokenizer, or the processor that reads images or sounds. Raises UserError."""
     if media is None:
         return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)", merge=False)
     kind = kind_of(media)
     if isinstance(model, str):
-        return models.load(model, images=kind == "images", audio=kind == "audio")
+        return models.load(model, images=kind == "images", audio=kind == "audio", videos=kind == "videos")
     return with_processor(model, tokenizer, kind, call=f"measure(model, processor, {kind}={kind})")
 
 
-def media_inputs(
-    loaded: models.Loaded, media: Images | Sounds, indices: Sequence[int], prompt: str | None
-) -> dict[str, Any]:
-    """Return the arguments of a forward over some images or sounds; warn of sounds that are cut. Raises UserError."""
-    prompt = prompt if prompt is not None else _PROMPTS[kind_of(media)]
+def media_inputs(loaded: models.Loaded, media: Media, indices: Sequence[int], config: MeasureConfig) -> dict[str, Any]:
+    """Return the arguments of a forward over some of the media; warn of sounds that are cut. Raises UserError."""
+    prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
+    if isinstance(media, Videos):
+        frames = _num_frames(loaded, config)
+        return video_inputs(loaded, [media.read(index, frames) for index in indices], prompt)
     if isinstance(media, Images):
         return image_inputs(loaded, [media.read(index) for index in indices], prompt)
     rate = sampling_rate(loaded.processor)
@@ -89,8 +105,12 @@ def media_inputs(
     return audio_inputs(loaded, clips, prompt)
 
 
-def check_shortest(loaded: models.Loaded, media: Images | Sounds, prompt: str | None) -> None:
-    """Raise a UserError if a model does not read the shortest of several sounds, with the samples that it needs.
+def _num_frames(loaded: models.Loaded, config: MeasureConfig) -> int | None:
+    return config.frames if config.frames is not None else find_num_frames(loaded.model)
+
+
+def check_shortest(loaded: models.Loaded, media: Media, prompt: str | None) -> None:
+    """Raise a UserError if a model does not read the shortest of the sounds, with the samples that it needs.
 
     Alone it is refused in the words of a convolution; in a batch some take all of its padding for sound (Wav2Vec2).
     """
@@ -138,9 +158,9 @@ def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
     warn_user(f"{type(model).__name__} draws numbers by chance in evaluation: {effect}, and runs differ")
 
 
-def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
-    """Return what the record says of images or sounds."""
-    several = len(media.count_frames()) if isinstance(media, Images) else 0
+def describe_media(media: Media, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
+    """Return what the record says of images, sounds or videos."""
+    several = len(media.frames()) if isinstance(media, Images) else 0
     prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
     return {
         "source": media.source,
@@ -149,4 +169,5 @@ def describe_media(media: Images | Sounds, config: MeasureConfig, loaded: models
         "prompt": prompt if reads_text(loaded, kind_of(media)) else None,
         "samples": len(media),
         **({"first_frame_of": several} if several else {}),
+        **({"frames": _num_frames(loaded, config) or "all"} if isinstance(media, Videos) else {}),
     }

@@ -218,6 +218,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "input", "input", "values are of different inputs"),
         ("data", "bos", "beginning-of-sequence token", "sinks often stand on it"),
         ("data", "samples", "number of samples", "standard errors differ with it"),
+        ("data", "frames", "frames of a video", "values are of different inputs"),
         ("data", "prompt", "prompt", "values are of different inputs"),
         ("config", "part", "part of the model", "its layers are other ones"),
         ("config", "layer_ids", "layers", "means over layers are of other layers"),
@@ -244,9 +245,9 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _is_drawn(metadata: Mapping[str, Any]) -> bool:
-    """Return whether the seed chose what was measured: windows, or some of more images or sounds."""
+    """Return whether the seed chose what was measured: windows, or some of more images, sounds or videos."""
     read, config = labels.section(metadata, "data"), labels.section(metadata, "config")
-    return read.get("input") not in ("images", "audio") or read.get("samples") == config.get("samples")
+    return read.get("input") not in ("images", "audio", "videos") or read.get("samples") == config.get("samples")
 
 
 def comparison_page(runs: Runs) -> str:

@@ -1,4 +1,4 @@
-"""Measurement of a model's attention on text, images or sounds."""
+"""Measurement of a model's attention on text, images, sounds or videos."""
 
 import copy
 import sys
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from regard import data, models
 from regard.commands.measure.config import MeasureConfig
 from regard.commands.measure.media import (
+    Media,
     check_shortest,
     describe_media,
     kind_of,
@@ -25,7 +26,7 @@ from regard.commands.measure.media import (
 )
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
-from regard.data import Images, Sounds, Texts, Windows
+from regard.data import Images, Sounds, Texts, Videos, Windows
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
@@ -33,7 +34,7 @@ from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside
 from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import describe_decoder_start, find_first_token, text_inputs
-from regard.models.processors import check_reads_text
+from regard.models.processors import Kind, check_reads_text
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
@@ -59,12 +60,14 @@ def measure(  # noqa: D417 - the options are described in the configuration
     *,
     images: Images | Sequence[Any] | None = None,
     audio: Sounds | Sequence[Any] | None = None,
+    videos: Videos | Sequence[Any] | None = None,
     config: MeasureConfig | None = None,
     on_progress: OnProgress | None = None,
     statistics: str | Sequence[str | Statistic] | Unset = UNSET,
     input: Literal["natural", "random", "repeated"] | Unset = UNSET,
     bos: Literal["keep", "drop", "add"] | Unset = UNSET,
     prompt: str | Unset | None = UNSET,
+    frames: int | Unset | None = UNSET,
     samples: int | Unset = UNSET,
     length: int | Unset = UNSET,
     epsilon: float | Sequence[float] | Unset = UNSET,
@@ -77,7 +80,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     skip_verification: bool | Unset = UNSET,
     seed: int | Unset = UNSET,
 ) -> MeasureResult:
-    """Measure a model's attention on windows of text, on images, or on sounds.
+    """Measure a model's attention on windows of text, on images, sounds or videos.
 
     An encoder–decoder reads each window on both sides, the decoder's shifted by one behind its start token. Under
     `torch.distributed`, as `accelerate launch` starts it, the processes share the samples, and each returns the same.
@@ -85,10 +88,11 @@ def measure(  # noqa: D417 - the options are described in the configuration
 
     Args:
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
-        tokenizer: The model's tokenizer, if `model` is a model; with images or audio its processor.
+        tokenizer: The model's tokenizer, if `model` is a model; with images, audio or videos its processor.
         texts: Documents, for natural input only. None for Python's own documentation.
         images: Images of PIL, or paths of files, in the place of text; each is one sample.
         audio: Paths of .wav files, or `{"array": samples, "sampling_rate": Hz}`, in the place of text; one sample each.
+        videos: Lists of images, arrays (frame, height, width, 3), or paths of folders of frames or of animations.
         config: Values of the options that are left out; None for the defaults of `MeasureConfig`.
         on_progress: Called after each batch.
 
@@ -103,13 +107,14 @@ def measure(  # noqa: D417 - the options are described in the configuration
         config = (config or MeasureConfig()).replace(**given)
         if "perturb" in given and is_default:
             config.check_perturb()
-        media = select_media(images, audio, texts, config)
+        media = select_media({"images": images, "audio": audio, "videos": videos}, texts, config)
+        kind = None if media is None else kind_of(media)
         if media is None and config.prompt is not None:
-            raise UserError("prompt: expected images or audio, beside which it stands, got text")
+            raise UserError("prompt: expected images, audio or videos, beside which it stands, got text")
         texts = _check_texts(texts, config.input) if media is None else None
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
-        sources: Windows | Images | Sounds
+        sources: Windows | Media
         if media is None:
             _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
             sources = _make_windows(loaded, texts, config)
@@ -126,7 +131,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)
             batches = _make_batches(loaded, sources, indices, config)
-            start, drawing = _run_batches(loaded.model, observer, batches, len(shard), perturbation, on_progress)
+            start, drawing = _run_batches(loaded.model, observer, batches, len(shard), perturbation, kind, on_progress)
         if drawing is not None:
             warn_of_chance(loaded.model, drawing)
     merge(observer.statistics.values())
@@ -146,9 +151,10 @@ def measure(  # noqa: D417 - the options are described in the configuration
         data=_describe_data(sources, texts, config, loaded) | describe_decoder_start(start, loaded.tokenizer),
         cost={**cost, "batch_size": batch_size},
     )
-    if media is None:
-        del metadata["config"]["prompt"]
-    elif config.part is None and (outside := find_outside(loaded.model)):
+    for option, has_none in (("prompt", media is None), ("frames", not isinstance(media, Videos))):
+        if has_none:
+            del metadata["config"][option]
+    if media is not None and config.part is None and (outside := find_outside(loaded.model)):
         metadata["not_observed"] = outside
         warn_user(
             f"not observed: {', '.join(outside)}, attention in no stack of layers of {type(loaded.model).__name__}"
@@ -167,7 +173,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
 
 
 def _describe_data(
-    samples: Windows | Images | Sounds, texts: Texts | None, config: MeasureConfig, loaded: models.Loaded
+    samples: Windows | Media, texts: Texts | None, config: MeasureConfig, loaded: models.Loaded
 ) -> dict[str, Any]:
     if not isinstance(samples, Windows):
         return describe_media(samples, config, loaded)
@@ -209,7 +215,7 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
     return make(loaded.tokenizer, **options)
 
 
-def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Images | Sounds | None) -> list[Statistic]:
+def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Media | None) -> list[Statistic]:
     configured: dict[str, Callable[[], Statistic]] = {
         "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
         "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
@@ -230,7 +236,7 @@ def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Images
 
 
 def _make_perturbation(
-    loaded: models.Loaded, sources: Windows | Images | Sounds, statistics: Iterable[Statistic], config: MeasureConfig
+    loaded: models.Loaded, sources: Windows | Media, statistics: Iterable[Statistic], config: MeasureConfig
 ) -> Perturbation | None:
     """Return the second forward of each batch; None if no statistic needs it."""
     spread = next((statistic for statistic in statistics if isinstance(statistic, PairedSpread)), None)
@@ -248,12 +254,12 @@ def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksBy
 
 
 def _make_batches(
-    loaded: models.Loaded, samples: Windows | Images | Sounds, batches: Iterable[Tensor], config: MeasureConfig
+    loaded: models.Loaded, samples: Windows | Media, batches: Iterable[Tensor], config: MeasureConfig
 ) -> Iterator[tuple[dict[str, Any], Tensor]]:
     """Yield the arguments of each forward, and the indices of its samples."""
     for indices in batches:
         if not isinstance(samples, Windows):
-            inputs = media_inputs(loaded, samples, indices.tolist(), config.prompt)
+            inputs = media_inputs(loaded, samples, indices.tolist(), config)
         else:
             inputs = text_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
         yield inputs, indices
@@ -265,9 +271,10 @@ def _run_batches(
     batches: Iterable[tuple[dict[str, Any], Tensor]],
     num_samples: int,
     perturbation: Perturbation | None,
+    read: Kind | None,
     on_progress: OnProgress | None,
 ) -> tuple[int | None, dict[str, Any] | None]:
-    """Run all batches.
+    """Run all batches, of what is `read` in the place of text.
 
     Returns:
         The token with which a decoder behind an encoder begins, and the arguments of the first forward if it drew
@@ -290,8 +297,6 @@ def _run_batches(
                 "--length."
             ) from error
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
-            kinds = {"pixel_values": "images", "input_features": "audio", "input_values": "audio"}
-            read = next((kind for name, kind in kinds.items() if name in inputs), None)
             if read is None or isinstance(error, UserError):
                 raise
             problem = f"{type(model).__name__} does not take what its processor makes of them"
@@ -320,10 +325,8 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
         raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {names}")
 
 
-def _check_statistics(
-    observer: Watch, config: MeasureConfig, columns: Sequence[Columns], media: Images | Sounds | None
-) -> None:
-    """Raise a UserError for statistics without a row; only warn of images and sounds, if others have rows."""
+def _check_statistics(observer: Watch, config: MeasureConfig, columns: Sequence[Columns], media: Media | None) -> None:
+    """Raise a UserError for statistics without a row; only warn of images, sounds and videos, if others have rows."""
     names = [name for name in observer.statistics if name not in observer.left_out]
     empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
     if columns and media is not None:
