@@ -184,12 +184,18 @@ def num_blocks(stack: Stack) -> int:
 
 
 def find_outside(model: nn.Module) -> list[str]:
-    """Return the paths of attention modules in no stack, which are not observed, as that of Kosmos-2's resampler."""
-    located = locate_modules(find_stacks(model))
+    """Return the paths of attention modules that are not observed, as that of Kosmos-2's resampler.
+
+    They are in no stack, or PyTorch's own in none of its blocks, as in SigLIP's pooling head.
+    """
+    stacks = find_stacks(model)
+    located = locate_modules(stacks)
+    in_blocks = {module for stack in stacks for block in stack.blocks for module in modules_of(block)}
     outside: list[str] = []
     for path, module in named_modules_of(model):  # a module before those in it
         is_inner = path.startswith(tuple(f"{outer}." for outer in outside))
-        if not is_inner and module not in located and _is_attention(module):
+        is_pooling = isinstance(module, nn.MultiheadAttention) and module not in in_blocks
+        if not is_inner and (module not in located or is_pooling) and _is_attention(module):
             outside.append(path)
     return outside
 

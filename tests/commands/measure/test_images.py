@@ -368,6 +368,16 @@ def test_attention_outside_of_all_stacks_is_named(tmp_path: Path) -> None:
     assert result.metadata["not_observed"] == ["image_to_text_projection.x_attn"]
 
 
+def test_a_pooling_head_of_the_kind_of_pytorch_is_named() -> None:
+    """SigLIP's attends by PyTorch's own module, behind the blocks of the same model."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_hidden_layers": 2}
+    for has_head, outside in ((True, ["head.attention"]), (False, [])):
+        config = transformers.SiglipVisionConfig(**sizes, image_size=16, patch_size=8, vision_use_head=has_head)
+        assert find_outside(transformers.SiglipVisionModel(config)) == outside
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    assert find_outside(torch.nn.TransformerEncoder(layer, 2)) == []
+
+
 def test_a_detector_has_queries_of_its_own() -> None:
     """DETR is an encoder–decoder whose decoder reads no tokens, so that there is no start token."""
     backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
