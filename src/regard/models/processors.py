@@ -106,7 +106,23 @@ def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Load
 def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str, Any]:
     """Return the arguments of a forward over images, each with the prompt if the model reads text. Raises UserError."""
     inputs = _first_that_works(loaded, _processor_arguments(loaded, images, prompt), "images", len(images))
+    if len({image.size for image in images}) > 1:
+        _check_padding(loaded, inputs, images, prompt)
     return _with_decoder(loaded, prompt, inputs, len(images))
+
+
+def _check_padding(loaded: Loaded, inputs: Mapping[str, Any], images: Sequence[Any], prompt: str) -> None:
+    """Raise a UserError if images of several sizes are padded to one, and the model takes no mask of that (YOLOS)."""
+    taken, pixels = inspect.signature(loaded.model.forward).parameters, inputs.get("pixel_values")
+    says_size = ("mask", "sizes", "shapes", "thw")
+    told = [name for name in inputs.keys() & taken.keys() - {"attention_mask"} if name.endswith(says_size)]
+    if told or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != len(images):
+        return
+    for image in {image.size: image for image in images}.values():
+        alone = _first_that_works(loaded, _processor_arguments(loaded, [image], prompt), "images", 1)["pixel_values"]
+        if alone.shape[1:] != pixels.shape[1:]:
+            name = type(loaded.model).__name__
+            raise UserError(f"images: {name} takes no mask of padding; use --batch-size 1 for images of several sizes")
 
 
 def _first_that_works(loaded: Loaded, forms: Iterable[dict[str, Any]], kind: Kind, count: int) -> dict[str, Any]:

@@ -378,6 +378,25 @@ def test_a_pooling_head_of_the_kind_of_pytorch_is_named() -> None:
     assert find_outside(torch.nn.TransformerEncoder(layer, 2)) == []
 
 
+@pytest.mark.parametrize("sizes", [((16, 16), (16, 32)), ((16, 16), (32, 32))])
+def test_images_that_are_padded_without_a_mask_are_refused(sizes: tuple[tuple[int, int], ...], tmp_path: Path) -> None:
+    """YOLOS takes no notice of the mask that its processor makes; what shares a batch then changed the numbers."""
+    torch.manual_seed(0)
+    config = transformers.YolosConfig(
+        hidden_size=16, intermediate_size=16, num_attention_heads=4, num_hidden_layers=2, image_size=[32, 32],
+        patch_size=8, num_detection_tokens=4,
+    )  # fmt: skip
+    model = transformers.YolosModel(config).eval()
+    processor = transformers.YolosImageProcessorPil(size={"shortest_edge": 16, "longest_edge": 32})
+    images = [Image.new("RGB", size) for size in sizes]
+    assert set(regard.measure(model, processor, images=images, statistics="entropy").frame()["n"]) <= {1, 2}
+    if sizes[1] == (32, 32):  # of one size, once they are scaled
+        regard.measure(model, processor, images=images, statistics="entropy", batch_size=2)
+        return
+    with pytest.raises(UserError, match="images: YolosModel takes no mask of padding; use --batch-size 1 for images"):
+        regard.measure(model, processor, images=images, statistics="entropy", batch_size=2)
+
+
 def test_a_detector_has_queries_of_its_own() -> None:
     """DETR is an encoder–decoder whose decoder reads no tokens, so that there is no start token."""
     backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], out_features=["stage2"])
