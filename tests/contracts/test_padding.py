@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from regard.hooks import watching
@@ -120,3 +121,18 @@ def test_the_standard_error_is_that_of_the_samples(
         run(model, given)
     found = torch.tensor([row.standard_error for row in seen.rows() if row.position is None], dtype=torch.float64)
     assert torch.allclose(found, expected, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_a_row_of_padding_alone_is_no_sample() -> None:
+    """It has no token that could be one; statistics never counted it."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=20
+    )
+    model = transformers.BertModel(config).eval()
+    mask = torch.tensor([[1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]])
+    with watching(model, "entropy") as watch:
+        model(torch.arange(12).reshape(3, 4), attention_mask=mask)
+    assert watch.samples == 2
+    assert set(watch.frame("entropy", position=None)["n"]) == {2}

@@ -149,7 +149,7 @@ class Watch(Observer, Readings):
             if self._modalities is not None:
                 observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
             if sequences is stacks[-1]:
-                self.samples += observations[0].length.shape[0]
+                self._count(observations[0].length)
             joined = join_layers(observations)
             check_finite(observations, joined, sequences.num_batches - 1)
             for name, statistic in self.statistics.items():

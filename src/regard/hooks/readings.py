@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from torch import Tensor
 
 from regard.errors import UserError
 from regard.report.drawing import Kind, draw_statistic, statistic_overview
@@ -24,8 +25,18 @@ class Readings(Display):
 
     def __init__(self, model_name: str, statistics: dict[str, Statistic]) -> None:
         self.statistics = statistics
-        self.samples = 0
+        self._counted: Tensor | None = None
         self._model_name = model_name
+
+    @property
+    def samples(self) -> int:
+        """The number of samples that are finished; rows of padding alone are none."""
+        return 0 if self._counted is None else int(self._counted)
+
+    def _count(self, length: Tensor) -> None:
+        """Count the samples of these lengths, without waiting for their device."""
+        count = (length > 0).sum()
+        self._counted = count if self._counted is None else self._counted.to(count.device) + count
 
     def __getitem__(self, name: str) -> Statistic:
         """Return the statistic of this name."""
