@@ -2,6 +2,7 @@
 
 import functools
 import shutil
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, models
 
 import regard
+from regard.commands.measure import media
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, read_images
 from regard.data.tokenizers import special_tokens
@@ -332,6 +334,20 @@ def test_a_draw_that_changes_nothing_is_not_told(folder: Path, monkeypatch: pyte
     model = transformers.ViTModel(config).eval()
     processor = transformers.ViTImageProcessorPil(size={"height": 16, "width": 16})
     regard.measure(model, processor, images=[Image.new("RGB", (16, 16))], statistics="entropy")
+
+
+def test_what_a_model_draws_on_its_own_device_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's generator stands still where a model on a GPU draws."""
+    states = {"cuda:0": 0, "cuda:1": 0, "mps": 0}
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.tensor(states["mps"]))
+    module = types.SimpleNamespace(get_rng_state=lambda device: torch.tensor(states[str(device)]))
+    monkeypatch.setattr(torch, "get_device_module", lambda _device: module)
+    for name in states:
+        places = [types.SimpleNamespace(device=torch.device(place)) for place in ("cpu", name, name)]
+        model = types.SimpleNamespace(parameters=lambda places=places: places)
+        before = media.random_states(model)
+        states[name] += 1
+        assert [torch.equal(*pair) for pair in zip(before, media.random_states(model), strict=True)] == [True, False]
 
 
 def _drawing(forward: Callable[..., Any]) -> Callable[..., Any]:

@@ -142,6 +142,17 @@ def _check_lengths(extractor: Any, longest: int, rate: int) -> None:
         warn_user(f"audio: a sound of {seconds:.1f} s is cut to {limit / rate:g} s")
 
 
+def random_states(model: Any) -> list[torch.Tensor]:
+    """Return the states of all generators that a forward may draw from: the CPU's, and those of the model's devices."""
+    states = [torch.get_rng_state()]
+    for device in sorted({parameter.device for parameter in model.parameters()} - {torch.device("cpu")}, key=str):
+        if device.type in ("cuda", "xpu"):
+            states.append(torch.get_device_module(device).get_rng_state(device))
+        elif device.type == "mps":
+            states.append(torch.mps.get_rng_state())
+    return states
+
+
 def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
     """Warn of a model whose output depends on what it draws, though it is in evaluation mode.
 

@@ -21,6 +21,7 @@ from regard.commands.measure.media import (
     kind_of,
     load_for,
     media_inputs,
+    random_states,
     select_media,
     warn_of_chance,
 )
@@ -284,9 +285,9 @@ def _run_batches(
     for number, (inputs, indices) in enumerate(batches):
         try:
             start = find_first_token(inputs) if start is None else start
-            state = torch.get_rng_state() if number == 0 else None
+            states = random_states(model) if number == 0 else []
             output = model(**inputs)[0]
-            if state is not None and not torch.equal(state, torch.get_rng_state()):
+            if states and not all(map(torch.equal, states, random_states(model))):
                 drawing = inputs
             if perturbation is not None:
                 perturbation.run(observer, inputs, indices)
