@@ -103,6 +103,8 @@ def test_a_long_file_comes_in_pieces_cut_anywhere(tmp_path: Path) -> None:
         ("a.jsonl", b"\n", "a.jsonl is empty"),
         ("a.jsonl", b'{"text": " "}\n', "a.jsonl is empty"),
         ("a.txt", b"ab\0c", "a.txt is binary .NUL byte at offset 2"),
+        ("a.txt", "one".encode("utf-16"), "expected UTF-8, .*a.txt is UTF-16; save it as UTF-8"),
+        ("a.jsonl", b"\xfe\xff" + '{"text": "one"}'.encode("utf-16-be"), "a.jsonl is UTF-16; save it as UTF-8"),
         ("a.txt", b"x" * (1 << 20) + b"ab\0c", "a.txt is binary .NUL byte at offset 1048578"),
         ("a.txt", b"caf\xe9 ", "expected UTF-8.*offset 3"),
         ("a.txt", b"x" * ((1 << 20) - 1) + b"\xc3\xa9 caf\xe9", "expected UTF-8.*offset 1048581"),

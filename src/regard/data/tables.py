@@ -366,6 +366,8 @@ def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = Fa
     offset = 0
     while True:
         raw = file.readline() if by_line else file.read(CHUNK_BYTES)
+        if not offset and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise UserError(f"{option}: expected UTF-8, {name} is UTF-16; save it as UTF-8")
         if not by_line and b"\0" in raw:
             position = offset + raw.index(0)
             raise UserError(f"{option}: expected text, {name} is binary (NUL byte at offset {position})")
