@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
+from regard.hooks.by_thread import ByThread
 from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
 from regard.hooks.caches import find_cache
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
@@ -93,7 +94,12 @@ class ConstantHeads(nn.Module):
         self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
         has_negative = signed if signed is not None else any(bool((matrix < 0).any()) for matrix in normalised)
         self.signed, self.trained = trained or has_negative, trained
-        self.during = PassState()
+        self.passes = ByThread(PassState())
+
+    @property
+    def during(self) -> PassState:
+        """The forward that this thread is in."""
+        return self.passes.state
 
     def apply_to(self, call: AttentionCall, key_heads: tuple[int, ...] | None = None) -> AttentionCall:
         """Return the call with these constants in it, and keys of some heads.
@@ -222,6 +228,15 @@ def normalize_rows(matrix: Tensor) -> Tensor:
     return matrix / total.masked_fill(total == 0, 1)
 
 
+@dataclass
+class _Calls:
+    """Calls of a module in a forward so far, the forward, and the cache that it was passed."""
+
+    count: int = 0
+    last: ForwardContext | None = None
+    cache: Any = None
+
+
 class ConstantHeadsByCall(nn.Module):
     """The constants of an attention module by its use in a forward, of `calls` calls: layers may share their weights.
 
@@ -232,10 +247,9 @@ class ConstantHeadsByCall(nn.Module):
     def __init__(self, by_use: dict[int, ConstantHeads], times: int, calls: int = 1) -> None:
         super().__init__()
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
-        self.times, self.calls, self.count = times, calls, 0
-        self.last: ForwardContext | None = None
+        self.times, self.calls = times, calls
+        self.passes = ByThread(_Calls())
         self.key_heads: tuple[int, ...] | None = None
-        self.cache: Any = None
 
     def apply_to(self, call: AttentionCall, module: nn.Module, *, reads_keys: bool) -> AttentionCall:
         """Return the next call of the forward with the constants of its use in it, if it has any.
@@ -245,11 +259,12 @@ class ConstantHeadsByCall(nn.Module):
             module: The attention module.
             reads_keys: The host itself may read what its cache returns, so that it needs keys in the shape of all.
         """
-        use, self.count = self.count // self.calls, (self.count + 1) % (self.times * self.calls)
+        during = self.passes.state
+        use, during.count = during.count // self.calls, (during.count + 1) % (self.times * self.calls)
         if str(use) not in self.by_use:
             return call
         heads: Any = self.by_use[str(use)]
-        key_heads = None if self.cache is None else self._find_key_heads(call, module, heads, reads_keys)
+        key_heads = None if during.cache is None else self._find_key_heads(call, module, heads, reads_keys)
         changed: AttentionCall = heads.apply_to(call, key_heads)
         return changed
 
@@ -261,7 +276,8 @@ class ConstantHeadsByCall(nn.Module):
         Raises:
             UserError: The host has changed the keys of some heads since they came from the cache.
         """
-        layer, self.cache = find_cache_layer(self.cache, module), None
+        during = self.passes.state
+        layer, during.cache = find_cache_layer(during.cache, module), None
         assert self.key_heads is not None
         if isinstance(layer, PartialKeys):
             if not self.key_heads:
@@ -301,21 +317,21 @@ def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Tell the constants of a stack what the arguments of its forward say; a hook before each forward."""
     constants = _find_constants(stack)
     if constants:
-        forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].last)
+        forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].passes.state.last)
         shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
         during = PassState(forward, shift, encoder_shift, forward.find_block_starts())
         for module in constants:
-            module.count, module.last = 0, forward
+            module.passes.begin(_Calls(last=forward))
             for heads in module.by_use.values():
-                heads.during = during  # type: ignore[assignment]
+                heads.passes.begin(during)  # type: ignore[operator, union-attr]
 
 
 def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the constants of an attention module, and the layer in its cache, of each other; a hook before a forward."""
     constants = module._modules.get(NAME)
     assert isinstance(constants, ConstantHeadsByCall)
-    constants.cache = find_cache(args, kwargs)
-    layer = find_cache_layer(constants.cache, module)
+    constants.passes.state.cache = cache = find_cache(args, kwargs)
+    layer = find_cache_layer(cache, module)
     if isinstance(layer, PartialKeys):
         layer.expect(constants.key_heads)
     elif not is_traced():

@@ -19,6 +19,7 @@ from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
+from regard.hooks.by_thread import ByThread
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
@@ -90,9 +91,9 @@ def make_operations(
     return operations, hooks if spec.window is not None else []
 
 
-def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, CurrentPass], list[ModuleHook]]:
+def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, ByThread[CurrentPass]], list[ModuleHook]]:
     """Return the forward that each stack of these layers will be in, and the hooks that keep it."""
-    passes = {layer.stack.module: CurrentPass() for layer in layers}
+    passes = {layer.stack.module: ByThread(CurrentPass()) for layer in layers}
     return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
 
 
@@ -218,9 +219,11 @@ class CurrentPass:
         return forward.token_mask.int().argmax(-1, keepdim=True).to(device)
 
 
-def _begin_forward(current: CurrentPass, stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    current.forward = ForwardContext.from_arguments(stack, args, kwargs, current.forward)
-    current.block_starts = current.forward.find_block_starts()
+def _begin_forward(
+    current: ByThread[CurrentPass], stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    forward = ForwardContext.from_arguments(stack, args, kwargs, current.state.forward)
+    current.begin(CurrentPass(forward, forward.find_block_starts()))
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,7 @@ class LayerOperation:
 
     spec: AttentionSpec
     causal: bool
-    current: CurrentPass
+    current: ByThread[CurrentPass]
     function: Weigh | None = None
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
@@ -263,7 +266,7 @@ class LayerOperation:
         """Put queries at their positions; where they see later or first keys, make the window a mask."""
         dropped = 0
         if not call.causal:
-            queries, keys, offset = call.query.shape[2], call.key.shape[2], self.current.forward.offset
+            queries, keys, offset = call.query.shape[2], call.key.shape[2], self.current.state.forward.offset
             dropped = max(offset + queries - keys, 0)
             call = replace(call, offset=offset - dropped)
         if self.causal and not operation.prefix:
@@ -272,7 +275,7 @@ class LayerOperation:
         near = ((distance if self.causal else distance.abs()) < window)[None, None]
         if operation.prefix:
             keys_from_start = torch.arange(call.key.shape[2], device=near.device) + dropped
-            keys_from_start = keys_from_start - self.current.starts(call)[..., None]
+            keys_from_start = keys_from_start - self.current.state.starts(call)[..., None]
             near = near | ((keys_from_start >= 0) & (keys_from_start < operation.prefix))[:, None]
         keep = near if call.keep is None else call.keep & near
         return replace(call, keep=keep, operation=replace(operation, window=None, prefix=0))
