@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -105,6 +106,54 @@ def test_operations_of_heads_keep_the_forwards_of_threads_apart() -> None:
     real = padded["attention_mask"].bool()
     torch.testing.assert_close(found[0][real], expected[0][real])
     torch.testing.assert_close(found[1], expected[1])
+
+
+@torch.no_grad()
+def test_an_observed_forward_waits_for_that_of_another_thread() -> None:
+    model, started = make_model(), threading.Event()
+    padded = {"input_ids": torch.randint(2, 40, (2, LENGTH)), "attention_mask": torch.tensor([ONES, PADDED])}
+    whole = torch.randint(2, 40, (3, 7))
+    with regard.watching(model, ["first_mass", "hidden_norm"]) as expected:
+        model(**padded)
+        model(whole)
+    second: list[threading.Thread] = []
+
+    def run() -> None:
+        started.set()
+        with torch.no_grad():
+            model(whole)
+
+    def begin_second() -> None:
+        second.append(threading.Thread(target=run))
+        second[0].start()
+        assert started.wait(60)
+        second[0].join(0.3)  # it would be done by then, if it did not wait
+
+    with regard.watching(model, ["first_mass", "hidden_norm"]) as watch:
+        call_amid(model, begin_second, lambda: model(**padded))
+        second[0].join(60)
+    assert watch.samples == 5
+    assert_frame_equal(watch.frame(), expected.frame())
+
+
+@torch.no_grad()
+def test_a_forward_that_fails_lets_others_go_on() -> None:
+    model, ids = make_model(), torch.randint(2, 40, (2, LENGTH))
+    failures: list[Exception] = []
+
+    def fail() -> None:
+        try:
+            model(ids + 100)  # beyond the vocabulary
+        except IndexError as error:
+            failures.append(error)
+
+    with regard.watching(model, ["first_mass"]) as watch:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join(60)
+        model(ids)
+    assert len(failures) == 1
+    assert watch.samples == 2
 
 
 def test_a_thread_that_has_begun_no_forward_is_in_the_latest() -> None:

@@ -77,12 +77,14 @@ def watching(
             if verify:
                 verify_routing(model if within is None else within)
             stack.enter_context(check_generation(model))
-            stack.enter_context(observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=within))
+            block = observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=within)
+            turns = stack.enter_context(block)
         try:
             yield watch
         finally:
             watch.projection_inputs.clear()
-        watch.close()
+        with turns:
+            watch.close()
 
 
 class Watch(Observer, Readings):
@@ -187,10 +189,8 @@ class Watch(Observer, Readings):
         """Return the hooks on stacks and blocks."""
         root, hooks = self._root, []
         if root.root is not None and all(root.root is not sequences.stack.module for sequences in self.stacks.values()):
-            hooks = [
-                ModuleHook(root.root, root.begin),
-                ModuleHook(root.root, root.end, is_after=True, also_failed=True),
-            ]
+            after = ModuleHook(root.root, root.end, is_after=True, also_failed=True)
+            hooks = [ModuleHook(root.root, root.begin), after]
         for sequences in self.stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))

@@ -16,6 +16,7 @@ from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, atte
 from regard.hooks.autocast import without_autocast
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
+from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs, register
@@ -113,8 +114,10 @@ def observing(
     hooks: Iterable[ModuleHook] = (),
     exclusive: bool = False,
     within: nn.Module | None = None,
-) -> Iterator[None]:
+) -> Iterator[OneAtATime]:
     """Show an observer the model's attention calls inside the block, also those of overlapping blocks.
+
+    Forwards of several threads wait for each other meanwhile, for an observer follows one at a time.
 
     Args:
         model: The model.
@@ -124,18 +127,27 @@ def observing(
         exclusive: No other observer is told, and no hook of another observer runs.
         within: The part of the model that holds them; None: all of it.
 
+    Yields:
+        What keeps forwards of other threads out of a block.
+
     Raises:
         UserError: Another thread is inside a block on this model.
     """
     modules = modules_of(model) if modules is None else modules
     own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
+    turns, hosts = OneAtATime(), [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     with routed(model, own_hooks, within=within), ExitStack() as stack:
+        stack.callback(turns.__exit__)
+        for module in dict.fromkeys([model, *hosts]):
+            for handle in turns.register(module):
+                stack.callback(handle.remove)
         if exclusive:
             stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
         stack.callback(_remove_observer, modules, observer)
         for module in modules:
             OBSERVERS.setdefault(module, []).append(observer)
-        yield
+        stack.callback(turns.__enter__)  # on exit: a forward that another thread has begun is observed to its end
+        yield turns
 
 
 def route_permanently(model: nn.Module) -> None:
