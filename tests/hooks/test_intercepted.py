@@ -255,3 +255,46 @@ def test_cross_attention_is_told_by_its_attribute_or_refused(monkeypatch: pytest
     message = "several attention layers"
     with pytest.raises(UserError, match=message), watching(model, "first_mass"):
         model(ids())
+
+
+class Wrapped(transformers.PreTrainedModel):
+    """As Transformers' wrapper of timm: blocks in a sequence of PyTorch, without an attention interface."""
+
+    config_class = transformers.PretrainedConfig
+
+    def __init__(self, config: transformers.PretrainedConfig) -> None:
+        super().__init__(config)
+        self.blocks, self.head = nn.Sequential(*(Block() for _ in range(3))), nn.Linear(32, 2)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        output: Tensor = self.head(self.blocks(pixel_values))
+        return output
+
+
+def test_blocks_in_a_sequence_of_a_model_of_transformers_are_its_layers() -> None:
+    torch.manual_seed(0)
+    model = Wrapped(transformers.PretrainedConfig()).eval()
+    with torch.no_grad(), watching(model, ["column_mass"]) as watch:
+        model(pixel_values=torch.randn(2, 7, 32))
+    frame = watch.frame("column_mass", position=3)
+    rows = frame[frame["head"].notna()].sort_values(["layer", "head"])
+    expected = torch.cat([block.attn.weights.mean((0, 2))[:, 3] for block in model.blocks])  # type: ignore[union-attr]
+    assert rows["value"].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+    assert set(frame["n"]) == {2}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_models_of_timm_in_their_wrapper_are_measured_as_themselves() -> None:
+    pytest.importorskip("timm", reason="the package timm is not installed")
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "depth": 3}
+    config = transformers.TimmWrapperConfig(architecture="vit_tiny_patch16_224", model_args=sizes)
+    model: Any = transformers.TimmWrapperModel(config).eval()
+    images, frames = torch.randn(2, 3, 32, 32), []
+    for host, name in ((model, "pixel_values"), (model.timm_model, "x")):
+        with torch.no_grad(), watching(host) as watch:
+            host(**{name: images})
+        frames.append(watch.frame())
+    assert frames[0].equals(frames[1])
+    assert set(frames[0]["layer"].dropna()) == {-1, 0, 1, 2}

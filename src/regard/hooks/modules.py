@@ -91,9 +91,14 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     """
     if not any(isinstance(module, PreTrainedModel) for module in modules_of(model)):
         return [Stack("", model, _find_alike_blocks(model))]
+    return _find_hosts(model, nn.ModuleList) or _find_hosts(model, nn.Sequential)  # the latter around models of timm
+
+
+def _find_hosts(model: nn.Module, kind: type[nn.ModuleList | nn.Sequential]) -> list[Stack]:
+    """Return the models of Transformers within a model that hold their layers in this kind of list."""
     stacks: list[Stack] = []
     for path, module in named_modules_of(model):
-        if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module)):
+        if isinstance(module, PreTrainedModel) and (blocks := _find_blocks(module, kind)):
             containers = [n for n, stack in enumerate(stacks) if module in set(modules_of(stack.module))]
             where = containers[0] if containers else len(stacks)
             stacks[where:where] = _split_encoder_and_decoder(path, module) or [Stack(path, module, blocks)]
@@ -110,7 +115,11 @@ def _split_encoder_and_decoder(path: str, module: PreTrainedModel) -> list[Stack
     stacks = []
     for name in ("encoder", "decoder"):
         part = getattr(module, name, None)
-        if not isinstance(part, nn.Module) or isinstance(part, PreTrainedModel) or not (blocks := _find_blocks(part)):
+        if (
+            not isinstance(part, nn.Module)
+            or isinstance(part, PreTrainedModel)
+            or not (blocks := _find_blocks(part, nn.ModuleList))
+        ):
             return []
         stacks.append(Stack(f"{path}.{name}" if path else name, part, blocks, host=module))
     attends = any(attention_kind(path, part) == "cross" for path, part in named_modules_of(stacks[1].module))
@@ -122,16 +131,16 @@ def locate_modules(stacks: Sequence[Stack]) -> dict[nn.Module, tuple[Stack, str]
     return {module: (stack, path) for stack in reversed(stacks) for path, module in named_modules_of(stack.module)}
 
 
-def _find_blocks(module: nn.Module) -> list[nn.Module]:
+def _find_blocks(module: nn.Module, kind: type[nn.ModuleList | nn.Sequential]) -> list[nn.Module]:
     """Return the entries of the outermost lists of layers with attention, those of the largest list first.
 
     Models within the module have stacks of their own.
     """
-    lists: list[nn.ModuleList] = []
+    lists: list[nn.ModuleList | nn.Sequential] = []
     pending = list(module.children())
     while pending:
         child = pending.pop(0)
-        if isinstance(child, nn.ModuleList):
+        if isinstance(child, kind):
             lists.append(child)
         elif not isinstance(child, PreTrainedModel):
             pending.extend(child.children())
@@ -166,7 +175,7 @@ def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     return max(alike, key=len, default=[model])
 
 
-def _has_attention(blocks: nn.ModuleList) -> bool:
+def _has_attention(blocks: nn.ModuleList | nn.Sequential) -> bool:
     """Return whether layers have attention by the names of their parts, and are no models themselves."""
     if any(isinstance(module, PreTrainedModel) for module in modules_of(blocks)):
         return False
