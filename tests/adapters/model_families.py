@@ -45,21 +45,21 @@ TWO_PARTS = ("t5", "bart")
 DECODERS = ("llama", "qwen", "mistral", "gpt2", "pythia")
 
 
-def made(family: str, seed: int = 0) -> Any:
+def made(family: str, seed: int = 0, **sizes: Any) -> Any:
     """A model, ready to be read with."""
     name, config, settings = _FAMILIES[family]
     torch.manual_seed(seed)
-    return getattr(transformers, name)(getattr(transformers, config)(**settings)).eval()
+    return getattr(transformers, name)(getattr(transformers, config)(**{**settings, **sizes})).eval()
 
 
 LEARNT = {"router": "attention", "query": "embeddings"}
 """The router of SAPT."""
 
 
-def filled(family: str, blocks: int = 3, **options: Any) -> SharedAdapters:
+def filled(family: str, blocks: int = 3, model: Any = None, **options: Any) -> SharedAdapters:
     """A model with blocks that do something, and SAPT's router."""
     rank = {} if options.get("adapter_type") == "prompt" else {"r": 4}
-    adapters = SharedAdapters(made(family), **rank, **{**LEARNT, **options})
+    adapters = SharedAdapters(model or made(family), **rank, **{**LEARNT, **options})
     for number in range(blocks):
         adapters.add_adapter(f"task{number}")
     fill(adapters)

@@ -11,8 +11,10 @@ from tests.adapters.model_families import filled, made, rows
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_compiled_model_gives_the_same_losses_and_gradients() -> None:
-    adapters = filled("llama", 2, router="discriminant", query="states")
+@pytest.mark.parametrize("query", ["embeddings", pytest.param("states", marks=pytest.mark.exhaustive)])
+def test_a_compiled_model_gives_the_same_losses_and_gradients(query: str) -> None:
+    """A graph of the states is twice as long, as it reads the blocks before as well."""
+    adapters = filled("llama", 2, made("llama", num_hidden_layers=1), router="discriminant", query=query)
     for number, name in enumerate(adapters.adapter_names):
         adapters.fit_router(name, [rows("llama", seed=number)])
     given = rows("llama", seed=1)

@@ -172,14 +172,15 @@ def test_a_block_draws_no_random_numbers() -> None:
     torch.testing.assert_close(outputs[2], outputs[0])
 
 
-def test_a_model_that_is_compiled_outside_is_observed_without_warnings() -> None:
-    model = llama()
+@pytest.mark.parametrize("statistics", ["entropy", pytest.param("default", marks=pytest.mark.exhaustive)])
+def test_a_model_that_is_compiled_outside_is_observed_without_warnings(statistics: str) -> None:
+    model = llama(num_hidden_layers=1)
     compiled = torch.compile(model, backend="eager")
     shape_checks.update("jaxtyping_disable", True)  # which no graph may hold
     with torch.no_grad():
         compiled(IDS)
-        with watching(model) as watch:
+        with watching(model, statistics) as watch:
             compiled(IDS)
-        with watching(model) as expected:
+        with watching(model, statistics) as expected:
             model(IDS)
     pd.testing.assert_frame_equal(watch.frame(), expected.frame())
