@@ -39,6 +39,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "seekr": {"memory_size": 6},
     "sapt-task-free": learnt_router(router_warmup_steps=20),
     "l2p": {"pool_size": 3, "prompt_length": 1, "top_k": 2},
+    "ctr": {"adapter_size": 12, "capsule_hidden_size": 6, "num_filters": 4, "capsule_size": 2},
+    "idbr": {"hidden_size": 8},
     "progprompt": {"num_virtual_tokens": 1, "encoder_hidden_size": 4, "learning_rate": 0.01},
 }
 """Settings that a stream of a few short texts can be learnt with."""
