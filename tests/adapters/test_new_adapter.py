@@ -32,6 +32,7 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], type[BaseException], str | None]]
 }
 
 
+@pytest.mark.usefixtures("short_warm_up")
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("kind", [{}, LEARNT, {"adapter_type": "prompt"}])
 def test_a_task_that_fails_before_its_first_step_leaves_no_adapter(failure: str, kind: dict[str, Any]) -> None:

@@ -248,6 +248,7 @@ def test_a_learnt_router_is_taught_before_and_reflects(family: str, tmp_path: Pa
     assert min(held_out(adapters, family)) >= 0.9
 
 
+@pytest.mark.usefixtures("short_warm_up")
 def test_a_learnt_router_stays_as_it_was_taught() -> None:
     """Also if a task is trained further; the adapter trains."""
     adapters = SharedAdapters(made("bert"), r=4, **LEARNT)
