@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from regard.data import blocks as module
 from regard.data.blocks import BlockPacker, TokenBlocks, pack
@@ -74,11 +76,14 @@ def test_ids_behind_a_gap_take_four_bytes(plain: Any, tmp_path: Path) -> None:
     assert BlockPacker(tmp_path, Gap(), 3, source="here", fingerprint="a").dtype == "uint32"
 
 
-def test_a_vocabulary_of_65_536_takes_two_bytes(plain: Any, tmp_path: Path) -> None:
-    plain.add_tokens([f"extra{number}" for number in range(65_536 - len(plain))])
-    assert pack(["w1 w1 w1"], plain, 3, tmp_path / "two").metadata.dtype == "uint16"
-    plain.add_tokens(["another"])
-    assert pack(["w1 w1 w1"], plain, 3, tmp_path / "four").metadata.dtype == "uint32"
+@pytest.mark.parametrize("largest, dtype", [(65_535, "uint16"), (65_536, "uint32")])
+def test_a_vocabulary_of_65_536_takes_two_bytes(largest: int, dtype: str, tmp_path: Path) -> None:
+    """Its largest id decides; a vocabulary may have gaps."""
+    words = models.WordLevel({"[UNK]": 0, "</s>": 5, "last": largest}, unk_token="[UNK]")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(words), unk_token="[UNK]", eos_token="</s>")
+    made = pack(["last"] * 2, tokenizer, 3, tmp_path / "packed")
+    assert made.metadata.dtype == dtype
+    assert made.rows(torch.arange(1)).tolist() == [[largest, 5, largest]]
 
 
 def test_packed_once_and_used_again(plain: Any, tmp_path: Path) -> None:
