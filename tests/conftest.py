@@ -36,7 +36,7 @@ from jaxtyping import install_import_hook
 if TYPE_CHECKING:
     import torch
 
-gc.disable()  # until all tests are collected: nearly nothing of what is imported is garbage
+gc.disable()  # until all tests are collected
 
 # Neither what is tried nor how long it may take hangs on the machine.
 hypothesis.settings.register_profile(
@@ -99,7 +99,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Choose the tests that check shapes, and take what is imported and collected out of garbage collection.
 
-    It stays until the end.
+    It stays until the end. What is garbage of it is small, and not worth the second that it takes to find.
     """
     tests: set[str] = set()
     for item in session.items:
@@ -107,7 +107,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         is_first = test not in tests and bool(CHECKED & set(item.path.parts))
         item.stash[CHECKS_SHAPES] = is_first or session.config.getoption("--all-cases")
         tests.add(test)
-    gc.collect()
     gc.freeze()
     gc.enable()
 
