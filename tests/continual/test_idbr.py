@@ -37,6 +37,19 @@ def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
     return make_learner(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
 
 
+def test_what_fewer_tasks_have_does_not_depend_on_how_many_there_are() -> None:
+    """A run that goes on with more tasks is one over all of them."""
+    states = []
+    for one in (dataclasses.replace(stream(), tasks=stream().tasks[:2], order=(0, 1)), stream()):
+        learner = make_learner(one, Idbr(IdbrConfig(hidden_size=5)), loaded(), BUDGET, seed=1)
+        states.append(learner.network.state_dict())
+    fewer, more = states
+    assert fewer["tasks.bias"].shape == (2,)
+    assert more["tasks.bias"].shape == (len(stream().tasks),)
+    for name in [name for name in fewer if name.startswith(("tasks", "orders", "classifier.head"))]:
+        assert torch.equal(more[name][: len(fewer[name])], fewer[name]), name
+
+
 # -- k-means --------------------------------------------------------------------------------------------
 
 

@@ -71,8 +71,10 @@ class IdbrNetwork(Network):
         width, classes = linear_head.vectors.shape[1], len(classifier.config.classes)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            self.orders = nn.Linear(size, ORDERS)
             head = SpacesHead(width, classes, size=size, pooling=linear_head.pooling)
-            self.tasks, self.orders = nn.Linear(size, tasks), nn.Linear(size, ORDERS)
+            torch.manual_seed(seed + 1)
+            self.tasks = _make_rows(size, tasks)
         for module in (head, self.tasks, self.orders):
             module.to(linear_head.vectors)
         classifier.head = head
@@ -97,6 +99,14 @@ class IdbrNetwork(Network):
     def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
         return IdbrOutputs(*outputs.float().split(sizes, 1))
+
+
+def _make_rows(inputs: int, rows: int) -> nn.Linear:
+    """Return a new layer whose first rows are the same however many there are: a run may go on with more."""
+    drawn = torch.empty(rows, inputs + 1).uniform_(-(inputs**-0.5), inputs**-0.5)  # as `nn.Linear` draws them
+    layer = nn.Linear(inputs, rows)
+    layer.weight.data, layer.bias.data = drawn[:, :-1].contiguous(), drawn[:, -1].contiguous()
+    return layer
 
 
 @dataclass(frozen=True, kw_only=True)
