@@ -413,7 +413,7 @@ def test_a_refused_run_leaves_nothing_and_touches_no_folder_of_others(
 
 @pytest.mark.exhaustive
 def test_a_run_that_is_finished_is_not_gone_on_with(regard: Regard, line: tuple[Any, ...], tmp_path: Path) -> None:
-    line = (*line, "--method", "finetune", "--out", "run")
+    line = (*line, "--out", "run")
     assert regard(*line, "--resume").code == 0  # or begins
     assert "run exists; choose another folder, or give --overwrite" in regard(*line).complaint
     assert regard(*line, "--resume").complaint == (

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,12 @@ def table_of(found: LearnResult, name: str) -> pd.DataFrame:
     return getattr(found, "accuracy_matrix" if name == "matrix" else name)
 
 
-def check_same(found: LearnResult, expected: LearnResult, **options: Any) -> None:
-    """Every number but times."""
+def check_same(found: LearnResult, expected: LearnResult, besides: Sequence[str] = (), **options: Any) -> None:
+    """Every number but times, and columns `besides`."""
     for name in TABLES:
-        mine, theirs = (table_of(one, name).drop(columns=CLOCK, errors="ignore") for one in (found, expected))
+        mine, theirs = (
+            table_of(one, name).drop(columns=[*CLOCK, *besides], errors="ignore") for one in (found, expected)
+        )
         pd.testing.assert_frame_equal(mine, theirs, **({"check_exact": True} | options))
 
 
@@ -396,7 +399,7 @@ def test_every_option_stands_in_the_signature() -> None:
         ({"num_epochs": 2}, "config.num_epochs was 1 when the run started and is 2 now. Restore it, or start again"),
         ({"model": loaded(seed=1)}, "model was "),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
-        ({"stream": stream(5)}, "tasks.cat-dog.train was "),
+        ({"stream": stream(5)}, "tasks.cat-dog.dev was "),
     ],
 )
 def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -482,7 +485,9 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
     alone = exact(tmp_path / "alone")
     for rank in (0, 1):
         found = LearnResult.load(tmp_path / f"run-{rank}")
-        check_same(found, alone, check_exact=False, rtol=1e-9, atol=1e-9)
+        check_same(found, alone, ["flops"], check_exact=False, rtol=1e-9, atol=1e-9)
+        fewer = found.cost["flops"] / alone.cost["flops"]  # halves of batches are padded to their own longest row
+        assert fewer.between(0.8, 1).all()
         assert found.metadata["cost"]["processes"] == 2
         assert json.loads((tmp_path / f"again-{rank}.json").read_text()) == alone.accuracy_matrix["score"].tolist()
         assert (tmp_path / f"refused-{rank}").read_text().startswith("cannot resume: config.num_epochs was")

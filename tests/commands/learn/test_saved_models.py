@@ -111,7 +111,7 @@ def test_it_is_measured_as_the_encoder_in_memory(name: str, written: Path, docum
 
 
 def test_it_is_replaced(written: Path, tmp_path: Path) -> None:
-    rows = [{"text": f"{word} the a of", "label": word} for word in ("cat", "dog") * 12]
+    rows = [{"text": f"{word} the a of {n}", "label": word} for n in range(12) for word in ("cat", "dog")]
     (tmp_path / "task.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = {"length": 8, "max_train_samples": 16, "max_eval_samples": 8, "num_epochs": 1, "batch_size": 8}
     settings |= {"learning_rate": 0.01, "num_seeds": 1, "dynamic_fractions": (1, 0)}

@@ -153,7 +153,7 @@ def test_columns_and_validation_of_ones_own(
 ) -> None:
     renamed = [{"a": row["text"], "b": "w3 w4", "kind": row["label"]} for row in rows]
     other = written(tmp_path / "other.jsonl", renamed[:10])
-    own = written(tmp_path / "own.jsonl", renamed)
+    own = written(tmp_path / "own.jsonl", renamed[10:])
     options = ("--text", "a,b", "--label", "kind", "--validation", other, "--metric", "f1")
     assert replaced("--task", own, *options).code == 0
     record = json.loads((tmp_path / "out" / "run" / "results.json").read_text())
