@@ -96,7 +96,8 @@ def test_what_is_no_one_matrix_is_refused() -> None:
     layer = Squared(16, 8)
     with pytest.raises(UserError, match="cannot tell what a Squared multiplies by: its outputs are not linear"):
         multiplied_weight(layer, torch.float32)
-    torch.testing.assert_close(multiplied_weight(PackedLinear(16, 8), torch.float32).shape, torch.Size([8, 16]))
+    linear = PackedLinear(16, 8, bias=True)
+    torch.testing.assert_close(multiplied_weight(linear, torch.float32), linear.whole())
 
 
 def bits(**options: Any) -> Any:
