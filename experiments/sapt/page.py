@@ -52,18 +52,17 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "Means over runs (a seed with an order) ± half the 95 % interval (Student's t). *SAPT* (Zhao et al. 2024, "
             "arXiv 2401.08295) used T5 and LLaMA-2; this is a small encoder: `python -m experiments.sapt.run ORDER "
             "--data DIR`.",
-            "`sapt` is not the published method: its gate is Regard's (`gate=open`), which learns to know a task's "
-            "rows before the adapter is trained, and the adapter begins as the one before it. The published gate is in "
-            "`sapt, gate published`.",
+            "`sapt` has Regard's gate (`gate=open`), which learns a task's rows before the adapter, which begins as the "
+            "one before it; the published gate is in `sapt, gate published`.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published numbers, "
-            "untested claims and the rules are in [claims.md](claims.md).",
+            "untested claims and rules: [claims.md](claims.md).",
             verdict_items([one for one in verdicts if not one.claim.command]),
             "## Settings and cost",
             describe_settings(tables),
             "## Further analyses",
             "`python -m experiments.sapt.analyses NAME --data DIR`: five tasks (sst2, agnews, dbpedia, amazon, rte), "
-            "one seed, which proves nothing. Numbers are AP.",
+            "one seed: no proof. Numbers are AP.",
             describe_analyses(tables),
             "### Soft prompts for adapters",
             describe_prompts(tables),

@@ -257,6 +257,17 @@ def test_cross_attention_is_told_by_its_attribute_or_refused(monkeypatch: pytest
         model(ids())
 
 
+def test_a_mask_of_one_column_is_one_for_all_keys() -> None:
+    torch.manual_seed(0)
+    mask = torch.randn(1, 1, 7, 1)
+    block = Block(attn_mask=mask)
+    with torch.no_grad(), watching(block, ["column_mass"]) as watch:
+        block(torch.randn(2, 7, 32))
+    frame = watch.frame("column_mass", layer=0, head=1)
+    values = frame[frame["position"].notna()].sort_values("position")["value"].tolist()
+    assert values == pytest.approx(block.attn.weights[:, 1].mean((0, 1)).tolist(), rel=1e-5)
+
+
 class Wrapped(transformers.PreTrainedModel):
     """As Transformers' wrapper of timm: blocks in a sequence of PyTorch, without an attention interface."""
 

@@ -261,7 +261,7 @@ def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
     fields = registration.hint(mask)
     if fields is not None and mask.shape[-1] == keys:
         return fields
-    mask = mask[..., :keys]
+    mask = mask.expand(*mask.shape[:-1], keys) if mask.shape[-1] == 1 else mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
     keep = mask > torch.finfo(mask.dtype).min / 2
