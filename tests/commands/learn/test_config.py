@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,13 @@ from regard.commands.learn.config import (
     LearnConfig,
     split_methods,
 )
-from regard.commands.learn.run import _identity
+from regard.commands.learn.identity import run_identity, untold_identity
 from regard.commands.replace.config import ReplaceConfig
 from regard.continual.methods import METHODS
 from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 from regard.errors import UserError
 from regard.runs.config import Config
+from regard.runs.work_dir import open_work_dir
 from tests.continual import small_tasks
 
 
@@ -332,11 +334,21 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has no column 'task'"):
         stream = LearnConfig(stream=str(tmp_path / "own.jsonl")).read()
     config = LearnConfig()
-    assert _identity(config, small_tasks.loaded(), stream)["config"] == {
-        **{name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")},
-        "metric": "auto",
-    }
-    assert "metric" not in _identity(config, small_tasks.loaded(), small_tasks.stream())["config"]
+    explicit = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
+    for tasks, untold in ((stream, {}), (small_tasks.stream(), {"config.metric": "auto"})):
+        identity = run_identity(config, small_tasks.loaded(), tasks)
+        assert identity["config"] == {**explicit, "metric": "auto"}
+        assert untold_identity(tasks) == untold
+        before = {**identity, "config": explicit}  # of before `--metric`
+        for was, goes_on in ((identity, True), (before, bool(untold))):
+            folder = tmp_path / f"{len(untold)}-{len(was['config'])}"
+            with open_work_dir(folder, command="learn", parts=(), keep=True) as work:
+                work.start(was)
+                work.journal.add("one", {})
+            refused = pytest.raises(UserError, match=r"config\.metric was null when the run started and is .auto. now")
+            begun = open_work_dir(folder, command="learn", parts=(), keep=True, resume=True)
+            with contextlib.nullcontext() if goes_on else refused, begun as work:
+                work.start(identity, untold_identity(tasks))
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

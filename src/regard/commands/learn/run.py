@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
+from regard.commands.learn.identity import run_identity, untold_identity
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -189,7 +190,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run.config, run.stream, loaded, run.lora)
         continued = [] if finished is None else finished.record()
-        work.start({**_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})})
+        identity = {**run_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})}
+        work.start(identity, untold_identity(runs[0].stream))
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:
@@ -319,14 +321,6 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
         return config.length
     assert config.target_length is not None, "filled in by the scale"
     return fit_length(stream, loaded, config.target_length)
-
-
-def _identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
-    """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
-    fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    if stream.text and stream.metadata.get("published", "") is None:  # a user's: earlier versions scored them otherwise
-        fields |= {"metric": config.metric}
-    return {"config": fields, "model": loaded.sha256, "tasks": sorted(task.name for task in stream.tasks)}
 
 
 def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
