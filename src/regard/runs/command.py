@@ -47,7 +47,8 @@ class Command(ABC):
             metadata = read_metadata(folder, self.name)
         except UserError:
             return False
-        return bool(metadata.get("config") == dict(fields))
+        defaults = self.config.newer_defaults()
+        return {**defaults, **metadata.get("config", {})} == {**defaults, **fields}
 
     @abstractmethod
     def final_metrics(self, folder: Path) -> dict[str, Any]:

@@ -98,9 +98,14 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Return every field by its name, as JSON holds it, but for `newer` ones that have their default."""
         values = {name: getattr(self, name) for name in self.options()}
-        untold = {name for name in self.newer if values[name] == self.options()[name].default}
+        untold = {name for name, default in self.newer_defaults().items() if values[name] == default}
         shown = {name: value for name, value in values.items() if name not in untold}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
+
+    @classmethod
+    def newer_defaults(cls) -> dict[str, Any]:
+        """Return the defaults of the `newer` fields: what runs had that do not name them."""
+        return {name: cls.options()[name].default for name in sorted(cls.newer)}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a resumed run may not change."""

@@ -22,7 +22,7 @@ from regard.commands.learn.config import LearnConfig
 from regard.commands.pretrain.config import PretrainConfig
 from regard.commands.sweep import commands
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
-from regard.commands.sweep.state import SweepState
+from regard.commands.sweep.state import SweepState, trial_key
 from regard.commands.sweep.words import sweep_summary
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
@@ -220,6 +220,45 @@ def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp
     assert len(again.table) == 4 + 2 + 1
     assert again.table["width"].isna().sum() == 5
     assert again.metadata["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
+
+
+def test_trials_that_say_a_default_are_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions named fields that a later one leaves out at their default, or lacked them."""
+    out, vary = tmp_path / "sweep", {"rate": [0.0, 1.0]}
+    first = swept(out, vary)
+    assert list(first.metadata["vary"]) == ["rate"]
+    monkeypatch.setattr(type(FAKE).config, "newer", frozenset({"width"}))
+    assert "width" not in FAKE.complete({})
+    again = swept(out, {"rate": [0.0, 1.0, 2.0]})
+    assert list(again.metadata["vary"]) == ["rate"]
+    assert [trial["state"] for trial in again.metadata["trials"]] == ["finished"] * 3
+    assert set(counted(out, "begun").values()) == {1}
+    assert [trial["key"] for trial in again.metadata["trials"][:2]] == [t["key"] for t in first.metadata["trials"]]
+    varied = swept(out, {"width": [None, 3], "rate": [0.0]})
+    assert len(varied.table) == 4
+    assert set(counted(out, "begun").values()) == {1}
+
+
+def test_of_equal_trials_in_a_folder_the_last_is_kept(tmp_path: Path) -> None:
+    state = SweepState(tmp_path, "fake")
+    trials = [{"seed": 0, "rate": 1.0}, {"seed": 0, "rate": 1.0, "width": None}, {"seed": 0, "rate": 2.0}]
+    keys = [trial_key("fake", trial) for trial in trials]
+    (tmp_path / "trials").mkdir()
+    state.add(dict(zip(keys, trials, strict=True)), ("rate",), "")
+    assert list(SweepState.open(tmp_path, "fake", {"width": None}).trials) == keys[1:]
+    assert list(SweepState.open(tmp_path, "fake", {}).trials) == keys
+
+
+def test_a_trial_that_varies_a_field_that_earlier_versions_lack_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its results do not say the default, which its own fields say."""
+    command = COMMANDS["learn"]()
+    metadata = {"config": LearnConfig(metric="auto").to_dict()}
+    monkeypatch.setattr("regard.runs.command.read_metadata", lambda *_: metadata)
+    fields = {**metadata["config"], "metric": "auto", "missing_labels": "skip"}
+    assert command.is_finished(tmp_path, fields)
+    assert not command.is_finished(tmp_path, {**fields, "metric": "sari"})
 
 
 def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Path) -> None:
