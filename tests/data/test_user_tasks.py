@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +12,8 @@ import pandas as pd
 import pytest
 
 from regard.data import read_stream
+from regard.data.names_alike import warn_of_labels_alike_between
+from regard.data.rows import LabeledRow, RawTask
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
 from regard.errors import UserError
 
@@ -650,9 +653,13 @@ def test_a_split_is_a_name(tmp_path: Path) -> None:
     [
         (
             ("caf\u00e9", "cafe\u0301"),
-            r"in signs that are not seen alone are told apart, as 'cafe.u0301' and 'caf.xe9'",
+            r"in Unicode form or signs that are not seen alone are told apart, as 'cafe.u0301' and 'caf.xe9'",
         ),
-        (("no", "no\u200b"), r"in signs that are not seen alone are told apart, as 'no' and 'no.u200b'"),
+        (("m\u00b2", "m2"), r"in Unicode form or signs that are not seen alone are told apart, as 'm2' and 'm.xb2'"),
+        (
+            ("no", "no\u200b"),
+            r"in Unicode form or signs that are not seen alone are told apart, as 'no' and 'no.u200b'",
+        ),
     ],
 )
 def test_labels_that_look_the_same_are_told_of(tmp_path: Path, names: tuple[str, str], shown: str) -> None:
@@ -673,3 +680,23 @@ def test_labels_of_two_tasks_that_differ_in_case_are_told_of(tmp_path: Path) -> 
     assert stream.classes == ("no", "yes", "NO", "YES")
     numbers = [row | {"label": at % 2} for task in ("A", "b") for at, row in enumerate(records(task))]
     read_stream(write(tmp_path / "numbers.jsonl", numbers))
+
+
+def test_labels_alike_of_two_tasks_are_found_among_many() -> None:
+    """All pairs of thousands of labels took a minute, and more than a gigabyte."""
+
+    def task(name: str, labels: list[str]) -> RawTask:
+        rows = tuple(LabeledRow.of((label,), label) for label in labels)
+        return RawTask(name, tuple(labels), rows, None, rows, "here")
+
+    many = [f"class {at}" for at in range(2000)]
+    tracemalloc.start()
+    try:
+        warn_of_labels_alike_between([task("a", many), task("b", many)])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6
+    with pytest.warns(UserWarning, match="labels of different tasks .* as class 7 and Class 7"):
+        warn_of_labels_alike_between([task("a", many), task("b", [*many[8:], "Class 7"])])
+    warn_of_labels_alike_between([task("a", ["x", "X"]), task("b", ["x", "y"])])  # of those of "a" was told

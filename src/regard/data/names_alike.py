@@ -16,22 +16,21 @@ def warn_of_names_alike(names: Iterable[str], what: str) -> None:
     if alike := next((group for group in by_form.values() if len(group) > 1), None):
         in_case = len({name.casefold() for name in alike}) == 1
         shown = " and ".join(alike if in_case else map(ascii, alike))
-        differ = f"differ in {'case' if in_case else 'signs that are not seen'} alone"
+        differ = f"differ in {'case' if in_case else 'Unicode form or signs that are not seen'} alone"
         warn_user(f"stream: {what} that {differ} are told apart, as {shown}")
 
 
 def warn_of_labels_alike_between(tasks: Sequence[RawTask]) -> None:
     """Warn of labels of different tasks that are nearly the same: they are different classes in the scenario CIL."""
-    owners: dict[str, set[str]] = defaultdict(set)
-    for task in tasks:
+    owners: dict[str, set[int]] = defaultdict(set)
+    for index, task in enumerate(tasks):
         for label in task.labels:
             if not label.startswith(f"{task.name}/"):  # of whole numbers
-                owners[label].add(task.name)
-    within = {frozenset((one, other)) for task in tasks for one in task.labels for other in task.labels}
+                owners[label].add(index)
     first: dict[str, str] = {}
-    for label in owners:
+    for label, of_label in owners.items():
         other = first.setdefault(_form(label), label)
-        if other != label and frozenset((other, label)) not in within:
+        if other != label and not of_label & owners[other]:  # of labels of one task was told
             warn_of_names_alike([other, label], "labels of different tasks")
             return
 
