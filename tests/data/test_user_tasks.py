@@ -700,3 +700,11 @@ def test_labels_alike_of_two_tasks_are_found_among_many() -> None:
     with pytest.warns(UserWarning, match="labels of different tasks .* as class 7 and Class 7"):
         warn_of_labels_alike_between([task("a", many), task("b", [*many[8:], "Class 7"])])
     warn_of_labels_alike_between([task("a", ["x", "X"]), task("b", ["x", "y"])])  # of those of "a" was told
+
+
+def test_whole_numbers_with_a_point_are_no_measurements(tmp_path: Path) -> None:
+    """As pandas writes classes into a column with a gap; that there are too few rows is all that is wrong with them."""
+    rows = [{"text": f"x {at}", "label": f"{at % 2}.0"} for at in range(4)]
+    with pytest.warns(UserWarning, match="has no column 'task'"):
+        said = message_of(write(tmp_path / "few.csv", rows))
+    assert said.endswith("one for each split, got fewer of '0.0', '1.0'")

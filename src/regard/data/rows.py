@@ -98,12 +98,13 @@ class RawTask:
 
 
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+WHOLE = re.compile(r"[-+]?\d+(\.0*)?")
 
 
 def describe_numbers(labels: Sequence[str]) -> str:
     """Say that labels are measurements rather than classes: decimal numbers, or numbers most of which differ."""
     names, numbers = set(labels), {label.rpartition("/")[2] for label in labels}
-    is_decimal = any("." in number for number in numbers)
+    is_decimal = not all(map(WHOLE.fullmatch, numbers))
     if not all(map(NUMBER.fullmatch, numbers)) or not (is_decimal or 2 * len(names) > len(labels)):
         return ""
     told = f"{len(names)} different numbers as labels of {len(labels)} rows"

@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.parquet
 
 from regard.data.missing_labels import MissingLabels, find_labeled, is_minus_one, undo_float
-from regard.data.rows import NUMBER
+from regard.data.rows import NUMBER, WHOLE
 from regard.errors import UserError, warn_user
 
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
@@ -183,13 +183,10 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
 def warn_of_decimals(labels: Iterable[str], place: object, option: str) -> None:
     """Warn of labels that are all numbers, and not all whole ones: each is a class, as measurements are not meant."""
     names = set(labels)
-    decimal = next((name for name in sorted(names) if not _WHOLE.fullmatch(name)), None)
+    decimal = next((name for name in sorted(names) if not WHOLE.fullmatch(name)), None)
     if decimal is not None and all(map(NUMBER.fullmatch, names)):
         told = f"each of {len(names)} numbers is a class of its own, without an order; regression is not served"
         warn_user(f"{option}: labels of {place} are decimal numbers, such as {decimal}: {told}")
-
-
-_WHOLE = re.compile(r"[-+]?\d+(\.0*)?")
 
 
 def check_columns_once(names: Iterable[str], place: object, option: str) -> None:
