@@ -241,7 +241,11 @@ def test_trials_that_say_a_default_are_those_that_do_not(tmp_path: Path, monkeyp
 
 def test_of_equal_trials_in_a_folder_the_last_is_kept(tmp_path: Path) -> None:
     state = SweepState(tmp_path, "fake")
-    trials = [{"seed": 0, "rate": 1.0}, {"seed": 0, "rate": 1.0, "width": None}, {"seed": 0, "rate": 2.0}]
+    trials: list[dict[str, Any]] = [
+        {"seed": 0, "rate": 1.0},
+        {"seed": 0, "rate": 1.0, "width": None},
+        {"seed": 0, "rate": 2.0},
+    ]
     keys = [trial_key("fake", trial) for trial in trials]
     (tmp_path / "trials").mkdir()
     state.add(dict(zip(keys, trials, strict=True)), ("rate",), "")
