@@ -175,6 +175,19 @@ def test_minus_one_as_a_label(tmp_path: Path) -> None:
         assert read_task(held, missing_labels="skip-minus-one").labels == ("0", "1")
 
 
+@pytest.mark.parametrize(
+    "names,shown",
+    [
+        (("no", "No"), "case alone are told apart, as No and no"),
+        (("caf\u00e9", "cafe\u0301"), r"Unicode form .* are told apart, as 'cafe.u0301' and 'caf.xe9'"),
+    ],
+)
+def test_labels_that_look_the_same_are_told_of(tmp_path: Path, names: tuple[str, str], shown: str) -> None:
+    rows = [{"text": f"x {at}", "label": names[at % 2]} for at in range(20)]
+    with pytest.warns(UserWarning, match=rf"task: labels of .*mine.jsonl that differ in {shown}"):
+        assert len(read_task(jsonl(tmp_path / "mine.jsonl", rows)).labels) == 2
+
+
 def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
     path = tmp_path / "sts.csv"
     path.write_text("text,label\n" + "".join(f"x {number},{number // 2 / 2}\n" for number in range(10)))

@@ -5,10 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from regard.data.rows import RawTask
+from regard.data.tables import STREAM
 from regard.errors import warn_user
 
 
-def warn_of_names_alike(names: Iterable[str], what: str) -> None:
+def warn_of_names_alike(names: Iterable[str], what: str, option: str = STREAM) -> None:
     """Warn of names that differ in case, Unicode form or invisible signs alone, which are often meant to be one."""
     by_form: dict[str, list[str]] = defaultdict(list)
     for name in names:
@@ -17,7 +18,7 @@ def warn_of_names_alike(names: Iterable[str], what: str) -> None:
         in_case = len({name.casefold() for name in alike}) == 1
         shown = " and ".join(alike if in_case else map(ascii, alike))
         differ = f"differ in {'case' if in_case else 'Unicode form or signs that are not seen'} alone"
-        warn_user(f"stream: {what} that {differ} are told apart, as {shown}")
+        warn_user(f"{option}: {what} that {differ} are told apart, as {shown}")
 
 
 def warn_of_labels_alike_between(tasks: Sequence[RawTask]) -> None:

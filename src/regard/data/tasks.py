@@ -11,6 +11,7 @@ from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.missing_labels import MissingLabels, is_doubtful, is_minus_one, marks_none, warn_of_class
+from regard.data.names_alike import warn_of_names_alike
 from regard.data.rows import TextKey, describe_numbers
 from regard.errors import UserError, check_choice, warn_user
 
@@ -160,6 +161,7 @@ def read_task(
         unlabeled = sum(table.unlabeled for table in splits)
         names = [row.label for table in splits for row in table.rows]
         tables.warn_of_decimals(map(str, names), name, tables.TASK)
+        warn_of_names_alike(sorted(set(map(str, names))), f"labels of {name}", tables.TASK)
         if is_doubtful(row.label for row in splits[0].rows):
             warn_of_class(sum(map(is_minus_one, names)), name, tables.TASK)
     else:
