@@ -4,16 +4,20 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import regard
+from regard.errors import UserError
 from regard.hooks.by_thread import ByThread
+from regard.hooks.intercepted import _RUNNING
+from regard.hooks.one_at_a_time import OneAtATime
 
 LENGTH = 12
 ONES = [1] * LENGTH
@@ -154,6 +158,144 @@ def test_a_forward_that_fails_lets_others_go_on() -> None:
         model(ids)
     assert len(failures) == 1
     assert watch.samples == 2
+
+
+@torch.no_grad()
+def test_a_forward_that_was_under_way_before_the_block_is_not_shown() -> None:
+    model, ids = make_model(), torch.randint(2, 40, (2, LENGTH))
+    statistics = ["first_mass", "hidden_norm", "head_output_norm"]
+    with regard.watching(model, statistics) as expected:
+        model(ids)
+
+    def watch_here() -> Any:
+        with regard.watching(model, statistics) as watch:
+            model(ids)
+        return watch
+
+    _, watch = call_amid(model, watch_here, lambda: model(torch.randint(2, 40, (3, 7))))
+    assert watch.samples == 2
+    assert_frame_equal(watch.frame(), expected.frame())
+
+
+@torch.no_grad()
+def test_constants_are_averages_of_the_forwards_of_one_thread() -> None:
+    """Averaging and finding the layers each run forwards, amid which another thread runs its own."""
+    model, ids, others = make_model(), torch.randint(2, 40, (2, LENGTH)), torch.randint(2, 40, (3, LENGTH))
+    expected = regard.average_attention(model, [ids], length=LENGTH)
+    main, done = threading.current_thread(), []
+
+    def run() -> None:
+        with torch.no_grad():
+            done.append(model(others))
+
+    def call_other(*_arguments: Any) -> None:
+        if threading.current_thread() is main:
+            thread = threading.Thread(target=run)
+            thread.start()
+            thread.join(60)
+
+    handle = model.model.layers[1].register_forward_pre_hook(call_other)
+    found = regard.average_attention(model, [ids], length=LENGTH)
+    handle.remove()
+    assert len(done) >= 2
+    assert found.counts["decoder"].equal(expected.counts["decoder"])
+    for key, matrix in expected.matrices.items():
+        torch.testing.assert_close(found.matrices[key], matrix)
+
+
+@pytest.mark.parametrize("name", ["llama", "bloom"])
+def test_threads_go_on_while_blocks_begin_and_end(name: str) -> None:
+    """BLOOM's products are intercepted, by a mode of each thread, which must be off behind a forward."""
+    torch.manual_seed(0)
+    bloom = BloomForCausalLM(BloomConfig(hidden_size=16, vocab_size=40, n_layer=2, n_head=4)).eval()
+    model, ids, whole = make_model() if name == "llama" else bloom, torch.randint(2, 40, (2, LENGTH)), threading.Event()
+    failures: list[BaseException] = []
+    with torch.no_grad():
+        expected = model(ids).logits
+
+    def run() -> None:
+        try:
+            while not whole.is_set():
+                with torch.no_grad():
+                    torch.testing.assert_close(model(ids).logits, expected)
+            assert not _RUNNING.modules
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    watches = []
+    for _ in range(4):
+        with regard.watching(model, ["first_mass"], verify=False) as watch, torch.no_grad():
+            model(ids)
+        watches.append(watch)
+    whole.set()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+    assert all(watch.samples % 2 == 0 and watch.samples >= 2 for watch in watches)
+
+
+def call_in_thread(function: Callable[[], Any]) -> bool:
+    """Return whether another thread comes to the end of a function."""
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    thread.join(60)
+    return not thread.is_alive()
+
+
+def test_a_forward_that_waited_for_the_end_of_a_block_keeps_nobody_out() -> None:
+    module, before, seen = torch.nn.Linear(2, 2), threading.Event(), list[bool]()
+    turns = OneAtATime([module])
+    with ExitStack() as stack:
+        register_end = turns.register([module], stack)
+        register_end()
+        module.register_forward_pre_hook(lambda *_: before.set(), prepend=True)
+        module.register_forward_pre_hook(lambda *_: seen.append(turns.is_mine))
+        turns.end_block()
+        thread = threading.Thread(target=module, args=(torch.zeros(2),), daemon=True)
+        thread.start()
+        assert before.wait(60)
+    turns.let_go()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert seen == [False]
+    assert call_in_thread(turns.__enter__)
+
+
+def test_blocks_that_overlap_on_a_module_share_one_lock() -> None:
+    """With two, a thread that holds one would wait for the other, which waits for it."""
+    whole, part, other = (torch.nn.Linear(1, 1) for _ in range(3))
+    turns = [OneAtATime(modules) for modules in ([whole, part], [part], [other])]
+    assert turns[0]._lock is turns[1]._lock
+    assert turns[0]._lock is not turns[2]._lock
+
+
+@torch.no_grad()
+def test_a_forward_that_was_interrupted_lets_others_go_on_behind_the_block() -> None:
+    model, ids = make_model(), torch.randint(2, 40, (2, LENGTH))
+
+    def interrupt(*_arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with regard.watching(model, ["first_mass"]) as watch:
+        handle = model.model.layers[1].register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids)
+        handle.remove()
+        model(ids)
+        turns = watch.turns
+    assert watch.samples == 2
+    assert call_in_thread(turns.__enter__)
+
+
+def test_copies_for_several_devices_are_refused() -> None:
+    """`DataParallel` calls them in threads for which it waits."""
+    model = make_model()
+    with regard.watching(model, ["first_mass"]), pytest.raises(UserError, match="observe a model inside DataParallel"):
+        model._replicate_for_data_parallel()(torch.zeros(1, 2, dtype=torch.long))
 
 
 def test_a_thread_that_has_begun_no_forward_is_in_the_latest() -> None:

@@ -1,7 +1,7 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -34,7 +34,9 @@ class Observer:
         """See a call that was not skipped, its output (batch, head, query, width) and reductions by name."""
 
 
-OBSERVERS: WeakKeyDictionary[nn.Module, list[Observer]] = WeakKeyDictionary()
+Present = tuple[Observer, Callable[[], bool]]
+"""An observer, and whether it sees what this thread computes."""
+OBSERVERS: WeakKeyDictionary[nn.Module, list[Present]] = WeakKeyDictionary()
 """Observers by module, in the order in which they were added; empty outside of `observing`."""
 OVERRIDE = "_regard_override"
 """Attribute of a module with its `LayerOperation`; only inside `replacing`, and in copies made there."""
@@ -178,14 +180,14 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
         return _show(module, call, present, output)
 
 
-def _show(module: nn.Module, call: AttentionCall, present: Sequence[Observer], output: Tensor | None = None) -> Tensor:
+def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None = None) -> Tensor:
     """Return the output of a call, computed if it is None, and show both to the observers."""
     whole, call = call, compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []
     request = ReductionRequest()
-    for observer in present:
-        if EXCLUSIVE.get() not in (None, observer):
+    for observer, sees in present:
+        if EXCLUSIVE.get() not in (None, observer) or not sees():
             continue
         answer = observer.before_attention(module, call)
         if answer is not None:

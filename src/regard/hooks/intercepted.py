@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeGuard
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,16 @@ from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import KEYLESS
 from regard.hooks.multihead import attend_multihead
+from regard.hooks.patches import LOCK
 from regard.hooks.products import AttentionProducts
 from regard.runs.model_type import original_type
 
 SDPA = "sdpa"
 """The attention that a host of Transformers is told to use, so that it makes the call at all."""
+
+
+_OPEN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""How many blocks intercept the calls of a module."""
 
 
 class _Thread(threading.local):
@@ -106,18 +112,33 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         yield
         return
     depth = len(_RUNNING.modules)
+    with LOCK:
+        _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
     handles = [module.register_forward_pre_hook(_enter) for module in modules]
     handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
     try:
         yield
     finally:
         _RUNNING.cut(depth)  # after an interrupt no module is left
+        with LOCK:
+            for module in modules:
+                _OPEN[module] -= 1
+                if not _OPEN[module]:
+                    del _OPEN[module]
         for handle in handles:
             handle.remove()
 
 
 def _enter(module: nn.Module, _args: Any) -> None:
-    """Intercept calls from the outermost module on, also where a backward pass computes a forward again."""
+    """Intercept calls from the outermost module on, also where a backward pass computes a forward again.
+
+    A forward may be under way in another thread when its block ends: then it has left nothing, and is left here.
+    """
+    if _RUNNING.modules and _RUNNING.modules[0] not in _OPEN:
+        _RUNNING.cut(0)
+        _RUNNING.products.end(is_complete=False)
+    if module not in _OPEN:
+        return
     if not _RUNNING.modules:
         _RUNNING.mode.__enter__()
     _RUNNING.modules.append(module)
@@ -137,7 +158,7 @@ class _Interception(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not _RUNNING.modules or IN_INTERFACE.get():
+        if not _RUNNING.modules or _RUNNING.modules[-1] not in _OPEN or IN_INTERFACE.get():
             return function(*args, **kwargs)
         module = _RUNNING.modules[-1]
         if function is scaled_dot_product_attention:

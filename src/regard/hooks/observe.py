@@ -30,7 +30,7 @@ from regard.hooks.modalities import RootTokens, TokenModalities, describe_one_mo
 from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
-from regard.hooks.output_projection import ProjectionInputs, find_output_projection, output_weight
+from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
@@ -69,22 +69,20 @@ def watching(
         UserError: The attention of the model cannot be reached, or is another inside the block; a forward cannot be
             observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
-    with naming_other_parts(model, part), ExitStack() as stack:
-        with unchanged_modules():
-            check_observable(model, part)
-            watch = Watch(model, select_statistics(statistics), layers, part)
-            within = None if part is None else next(iter(watch.stacks.values())).stack.module
-            if verify:
-                verify_routing(model if within is None else within)
-            stack.enter_context(check_generation(model))
-            block = observing(model, watch, list(watch.locations), hooks=watch.hooks(), within=within)
-            turns = stack.enter_context(block)
-        try:
+    with naming_other_parts(model, part):
+        with ExitStack() as stack:
+            with unchanged_modules():
+                check_observable(model, part)
+                watch = Watch(model, select_statistics(statistics), layers, part)
+                within = None if part is None else next(iter(watch.stacks.values())).stack.module
+                if verify:
+                    verify_routing(model if within is None else within)
+                stack.enter_context(check_generation(model))
+                stack.callback(watch.projection_inputs.clear)
+                options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}
+                watch.turns = stack.enter_context(observing(model, watch, list(watch.locations), **options))
             yield watch
-        finally:
-            watch.projection_inputs.clear()
-        with turns:
-            watch.close()
+        watch.close()
 
 
 class Watch(Observer, Readings):
@@ -138,9 +136,10 @@ class Watch(Observer, Readings):
 
     def close(self) -> None:
         """Count the open sequences as finished samples."""
-        for sequences in self.stacks.values():
-            self._finish(sequences)
-        self._check_attention()
+        with self.turns:
+            for sequences in self.stacks.values():
+                self._finish(sequences)
+            self._check_attention()
 
     @torch.no_grad()
     def _finish(self, sequences: Sequences) -> None:
@@ -184,6 +183,11 @@ class Watch(Observer, Readings):
             )
 
     # -- hooks on stacks and layers ----------------------------------------------------------------------------------
+
+    def entries(self) -> list[nn.Module]:
+        """Return the modules in which forwards begin that are observed."""
+        stacks = [sequences.stack.module for sequences in self.stacks.values()]
+        return stacks if self._root.root is None else [self._root.root, *stacks]
 
     def hooks(self) -> list[ModuleHook]:
         """Return the hooks on stacks and blocks."""
@@ -384,13 +388,7 @@ class Watch(Observer, Readings):
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]
-        projection = find_output_projection(sequences.stack.module, path, width)
-        if projection is None:
-            raise UserError(
-                f"cannot find the output projection of {path} in {sequences.name}; leave out "
-                "value_weighted_mass and head_output_norm, which need it"
-            )
-        return projection
+        return need_output_projection(sequences.stack.module, path, width, sequences.name)
 
     def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers

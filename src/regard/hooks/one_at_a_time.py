@@ -1,10 +1,67 @@
 """Forwards of an observed model, which wait for each other where several threads call it."""
 
 import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import nn
+
+from regard.errors import UserError
+from regard.hooks.patches import LOCK
+
+_LOCKS: WeakKeyDictionary[nn.Module, ReferenceType["_Queue"]] = WeakKeyDictionary()
+"""The lock of the blocks that are open on a module: two locks could be taken in two orders."""
+
+
+class _Queue:
+    """A lock that a thread may take several times, and that goes to who has waited longest.
+
+    One of `threading` goes to a thread that calls the model again and again, and others wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._guard, self._owner, self._times = threading.Lock(), 0, 0
+        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+
+    def acquire(self) -> None:
+        place = threading.get_ident(), threading.Lock()
+        with self._guard:
+            if self._owner in (0, place[0]):
+                self._owner, self._times = place[0], self._times + 1
+                return
+            self._waiting.append(place)
+            place[1].acquire()
+        try:
+            place[1].acquire()  # until `release` gives it
+        except BaseException:
+            with self._guard:
+                is_given = place not in self._waiting
+                if not is_given:
+                    self._waiting.remove(place)
+            if is_given:
+                self.release()
+            raise
+
+    def release(self) -> None:
+        with self._guard:
+            self._times -= 1
+            if self._times:
+                return
+            self._owner = 0
+            if self._waiting:
+                (self._owner, gate), self._times = self._waiting.popleft(), 1
+                gate.release()
+
+
+class _Turns(threading.local):
+    """What this thread has entered and not left: modules, and None for a block."""
+
+    def __init__(self) -> None:
+        self.entered: list[nn.Module | None] = []
 
 
 class OneAtATime:
@@ -13,32 +70,94 @@ class OneAtATime:
     As a context it keeps forwards of other threads out of a block.
     """
 
-    def __init__(self) -> None:
-        self._lock, self._held = threading.RLock(), threading.local()
+    def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
+        self._lock, self._thread, self._is_over = _find_lock(modules), _Turns(), False
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread is in a forward that has begun inside the block."""
+        return bool(self._thread.entered) and not self._is_over
 
     def __enter__(self) -> None:
-        self._lock.acquire()
-        self._held.times = getattr(self._held, "times", 0) + 1
+        self._enter(None)
 
     def __exit__(self, *_error: object) -> None:
-        if getattr(self._held, "times", 0):
-            self._held.times -= 1
-            self._lock.release()
+        self._leave(None)
+
+    def end_block(self) -> None:
+        """Wait for forwards that have begun in other threads; later ones do not belong to the block.
+
+        They wait until `let_go`.
+        """
+        try:
+            self.__enter__()
+        finally:
+            self._is_over = True
+
+    def let_go(self) -> None:
+        """Leave all that this thread is in: an interrupted forward leaves its modules here."""
+        self._is_over = True
+        while self._thread.entered:
+            self._leave(self._thread.entered[-1])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def begin(self, _module: nn.Module, _args: Any) -> None:
+    def begin(self, module: nn.Module, _args: Any) -> None:
         """Wait; a hook before a forward."""
-        self.__enter__()
+        if getattr(module, "_is_replica", False):  # its copies would wait for the module that waits for them
+            raise UserError("devices: cannot observe a model inside DataParallel; start a process for each device")
+        self._enter(module)
+        if self._is_over:
+            self._leave(module)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def end(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+    def end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         """Let others go on; a hook after a forward, also one that failed, perhaps before it came to `begin`."""
-        self.__exit__()
+        self._leave(module)
 
-    def register(self, module: nn.Module) -> list[Any]:
-        """Register the hooks on a module, before and behind those that it has; return their handles."""
-        before = module.register_forward_pre_hook(self.begin, prepend=True)
-        return [before, module.register_forward_hook(self.end, always_call=True)]
+    def register(self, modules: Sequence[nn.Module], stack: ExitStack) -> Callable[[], None]:
+        """Register `begin` before all other hooks of modules, until a stack is left; return what registers `end`.
+
+        That stands behind the hooks that are registered in between.
+        """
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(self.begin, prepend=True).remove)
+
+        def register_end() -> None:
+            for module in modules:
+                stack.callback(module.register_forward_hook(self.end, always_call=True).remove)
+
+        return register_end
+
+    def _enter(self, module: nn.Module | None) -> None:
+        self._lock.acquire()
+        self._thread.entered.append(module)
+
+    def _leave(self, module: nn.Module | None) -> None:
+        """Leave a module that was entered, and those inside that an interrupt has left in its place."""
+        entered = self._thread.entered
+        while module in entered:
+            is_it = entered.pop() is module
+            self._lock.release()
+            if is_it:
+                return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OneAtATime, ()
+        return _make_idle, ()
+
+
+def _find_lock(modules: Sequence[nn.Module]) -> _Queue:
+    """Return the lock of the blocks that are open on one of some modules, or a new one."""
+    with LOCK:
+        known = [lock for lock in (_LOCKS[module]() for module in modules if module in _LOCKS) if lock is not None]
+        lock = known[0] if known else _Queue()
+        for module in modules:
+            _LOCKS[module] = ref(lock)
+    return lock
+
+
+def _make_idle() -> OneAtATime:
+    """Return what the copy of a model has, which nobody observes."""
+    turns = OneAtATime()
+    turns.end_block()
+    turns.let_go()
+    return turns

@@ -3,6 +3,7 @@
 Some hosts gate or normalize the output of attention before they project it. So the output of a call is not enough.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -47,6 +48,17 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     return None
 
 
+def need_output_projection(model: nn.Module, path: str, width: int, name: str) -> nn.Linear | Conv1D:
+    """Return what `find_output_projection` finds in a model of some name. UserError if it finds nothing."""
+    projection = find_output_projection(model, path, width)
+    if projection is None:
+        raise UserError(
+            f"cannot find the output projection of {path} in {name}; leave out value_weighted_mass and "
+            "head_output_norm, which need it"
+        )
+    return projection
+
+
 def _without_dropout(candidate: Any) -> Any:
     """Return the first layer of a list that has dropout behind it alone, as in diffusers; anything else as it is."""
     if not isinstance(candidate, (nn.Sequential, nn.ModuleList)) or not len(candidate):
@@ -84,6 +96,8 @@ class ProjectionInputs:
         self._handles: dict[nn.Module, Any] = {}
         self._in_order: set[nn.Module] = set()
         """Projections that are known to receive heads and tokens in their order."""
+        self._thread = 0
+        """The thread whose forward is followed; another may be in one that nobody follows."""
 
     def expect(
         self,
@@ -96,10 +110,13 @@ class ProjectionInputs:
         if projection not in self._handles:
             self._handles[projection] = projection.register_forward_pre_hook(self._receive, with_kwargs=True)
         self._calls.setdefault(projection, []).append((path, output, read))
+        self._thread = threading.get_ident()
 
     @torch.no_grad()
     def _receive(self, projection: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Cut an input, which has the heads and tokens of calls one behind the other. UserError if it does not."""
+        if threading.get_ident() != self._thread:
+            return
         self._handles.pop(projection).remove()
         calls = self._calls.pop(projection)
         hidden = args[0] if args else next(iter(kwargs.values()), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -25,6 +26,8 @@ class Readings(Display):
 
     def __init__(self, model_name: str, statistics: dict[str, Statistic]) -> None:
         self.statistics = statistics
+        self.turns: AbstractContextManager[Any] = nullcontext()
+        """Keeps the forwards of other threads out, where these are observed as well."""
         self._counted: Tensor | None = None
         self._model_name = model_name
 
@@ -52,8 +55,9 @@ class Readings(Display):
 
     def columns(self, positions: Positions = "all") -> list[Columns]:
         """Return the results so far as columns with some positions, cheaper than `rows`; raise as it does."""
-        statistics = self.statistics.values()
-        columns = [part for statistic in statistics for part in select_positions(statistic.columns(), positions)]
+        with self.turns:
+            statistics = self.statistics.values()
+            columns = [part for statistic in statistics for part in select_positions(statistic.columns(), positions)]
         if empty := [part for part in columns if (part.n < 1).any()]:
             name, site, layer = empty[0][:3]
             raise UserError(f"statistic {name}: layer {layer} ({site}) has a value of no sample; please report it")

@@ -114,10 +114,12 @@ def observing(
     hooks: Iterable[ModuleHook] = (),
     exclusive: bool = False,
     within: nn.Module | None = None,
+    entries: Sequence[nn.Module] | None = None,
 ) -> Iterator[OneAtATime]:
     """Show an observer the model's attention calls inside the block, also those of overlapping blocks.
 
-    Forwards of several threads wait for each other meanwhile, for an observer follows one at a time.
+    They are those of this thread, or, with `entries`, of all threads: forwards wait for each other then, for an
+    observer follows one at a time. Nothing is shown of a forward that another thread is in when the block begins.
 
     Args:
         model: The model.
@@ -126,6 +128,7 @@ def observing(
         hooks: Hooks of the observer, inside the block.
         exclusive: No other observer is told, and no hook of another observer runs.
         within: The part of the model that holds them; None: all of it.
+        entries: Modules in which forwards begin, beside the model and its hosts; None: show those of this thread alone.
 
     Yields:
         What keeps forwards of other threads out of a block.
@@ -134,19 +137,26 @@ def observing(
         UserError: Another thread is inside a block on this model.
     """
     modules = modules_of(model) if modules is None else modules
-    own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function)) for hook in hooks]
-    turns, hosts = OneAtATime(), [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
-    with routed(model, own_hooks, within=within), ExitStack() as stack:
-        stack.callback(turns.__exit__)
-        for module in dict.fromkeys([model, *hosts]):
-            for handle in turns.register(module):
-                stack.callback(handle.remove)
-        if exclusive:
-            stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
-        stack.callback(_remove_observer, modules, observer)
-        for module in modules:
-            OBSERVERS.setdefault(module, []).append(observer)
-        stack.callback(turns.__enter__)  # on exit: a forward that another thread has begun is observed to its end
+    hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
+    places = [] if entries is None else list(dict.fromkeys([model, *hosts, *entries]))
+    turns, thread = OneAtATime(places), threading.get_ident()
+
+    def sees() -> bool:
+        return threading.get_ident() == thread if entries is None else turns.is_mine
+
+    own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function, sees)) for hook in hooks]
+    with ExitStack() as stack:
+        stack.callback(turns.let_go)
+        register_end = turns.register(places, stack)
+        with turns:  # a forward of another thread begins before all other hooks are there, or after
+            stack.enter_context(routed(model, own_hooks, within=within))
+            if exclusive:
+                stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
+            stack.callback(_remove_observer, modules, observer)
+            for module in modules:
+                OBSERVERS.setdefault(module, []).append((observer, sees))
+            register_end()
+        stack.callback(turns.end_block)
         yield turns
 
 
@@ -205,14 +215,14 @@ def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
 
 
 class _ObserverHook:
-    """A hook that does not run while another observer is exclusive, and does nothing in a copy of the model."""
+    """A hook that runs where its observer sees, unless another is exclusive; it does nothing in a copy of the model."""
 
-    def __init__(self, observer: Observer, function: Callable[..., None]) -> None:
-        self._observer, self._function = observer, function
+    def __init__(self, observer: Observer, function: Callable[..., None], sees: Callable[[], bool]) -> None:
+        self._observer, self._function, self._sees = observer, function, sees
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
     def __call__(self, *args: Any) -> None:
-        if EXCLUSIVE.get() in (None, self._observer):
+        if EXCLUSIVE.get() in (None, self._observer) and self._sees():
             with without_autocast():
                 self._function(*args)
 
@@ -231,6 +241,6 @@ def _do_nothing(*_args: Any) -> None:
 
 def _remove_observer(modules: Sequence[nn.Module], observer: Observer) -> None:
     for module in modules:
-        observers = [other for other in OBSERVERS.pop(module, ()) if other is not observer]
+        observers = [other for other in OBSERVERS.pop(module, ()) if other[0] is not observer]
         if observers:
             OBSERVERS[module] = observers
