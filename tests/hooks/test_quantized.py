@@ -20,7 +20,7 @@ from transformers import (
 
 import regard
 from regard.errors import UserError
-from regard.hooks.quantized import multiplied_weight
+from regard.hooks.quantized import is_quantized, multiplied_weight, read_entries
 from tests.tiny_quantized import KINDS, PackedLinear, dequantize, quantize
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -98,6 +98,21 @@ def test_what_is_no_one_matrix_is_refused() -> None:
         multiplied_weight(layer, torch.float32)
     linear = PackedLinear(16, 8, bias=True)
     torch.testing.assert_close(multiplied_weight(linear, torch.float32), linear.whole())
+
+
+def test_a_large_bias_does_not_round_what_is_read() -> None:
+    layer = PackedLinear(16, 8, bias=True)
+    layer.bias = nn.Parameter(torch.full((8,), 100.0, dtype=torch.bfloat16))
+    expected = layer.whole()  # of few bits, so that it is the same in bfloat16
+    torch.testing.assert_close(multiplied_weight(layer, torch.bfloat16).float(), expected, rtol=0, atol=0)
+    assert read_entries(layer, [0, 17, 127], torch.bfloat16) == [expected.flatten()[i] for i in (0, 17, 127)]
+    assert layer(torch.zeros(1, 16, dtype=torch.bfloat16)).unique().tolist() == [100]
+
+
+def test_what_weights_are_is_told_of_those_that_are_vectorized() -> None:
+    weights = torch.randn(3, 2, 2)
+    found = torch.func.vmap(lambda weight: weight * (1 + is_quantized(weight)))(weights)
+    torch.testing.assert_close(found, weights)
 
 
 def bits(**options: Any) -> Any:

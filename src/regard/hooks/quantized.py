@@ -4,6 +4,7 @@ Libraries store such weights in their own ways: as packed whole numbers (bitsand
 computes with them (torchao, quanto). All of them give the columns of what they multiply by for unit vectors.
 """
 
+import copy
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ TOLERANCE = 0.05
 
 def is_packed(weight: Tensor) -> bool:
     """Return whether a tensor is of a class that stores other numbers than it stands for, and can `dequantize`."""
+    if type(weight) in (Tensor, nn.Parameter):  # under `vmap` too, where `data` cannot be read
+        return False
     kinds = [kind for kind in type(weight.data).__mro__ if kind is not Tensor and issubclass(kind, Tensor)]
     return any("dequantize" in vars(kind) for kind in kinds)
 
@@ -71,6 +74,11 @@ def read_entries(layer: nn.Linear, places: list[int], dtype: torch.dtype) -> lis
 
 @torch.no_grad()
 def _run(layer: nn.Linear, inputs: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
-    """Return what a layer makes of rows, without the hooks of others."""
-    outputs: Tensor = layer.forward(inputs)
+    """Return what a layer makes of rows, without the hooks of others, and without its bias if it can be left out.
+
+    Beside a large one the entries of a weight are rounded to few bits.
+    """
+    alone: Any = copy.copy(layer)
+    alone._parameters = {**layer._parameters, "bias": None}
+    outputs: Tensor = alone.forward(inputs)
     return outputs
