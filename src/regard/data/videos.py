@@ -54,10 +54,14 @@ class Videos:
 def _list_frames(video: Any, name: str) -> Images | int | np.ndarray[Any, np.dtype[np.uint8]]:
     """Return the frames of a video, or how many an animation has."""
     if isinstance(video, str | Path) and Path(video).is_dir():
+        if _find_videos(Path(video)) != [Path(video)]:
+            raise UserError(f"videos: expected a folder of frames, got {name}, which has videos: pass each of them")
         return Images(tuple(_frame_files(Path(video))), name)
     if isinstance(video, str | Path | Image.Image):
         if (count := count_frames(video)) < 2:
-            raise UserError(f"videos: expected {_EXPECTED}, got {name}, an image of one frame, or no image")
+            is_film = isinstance(video, str | Path) and Path(video).suffix.lower() in FILMS
+            got = f"the film {name}; {_ADVICE}" if is_film else f"{name}, an image of one frame, or no image"
+            raise UserError(f"videos: expected {_EXPECTED}, got {got}")
         return count
     if isinstance(video, np.ndarray):
         if video.dtype != np.uint8 or video.ndim != 4 or video.shape[-1] != 3 or not len(video):
@@ -65,7 +69,10 @@ def _list_frames(video: Any, name: str) -> Images | int | np.ndarray[Any, np.dty
             raise UserError(f"videos: expected {expected}, got {video.dtype} of shape {video.shape} for {name}")
         return video
     if isinstance(video, Sequence) and len(video):
-        return Images(tuple(video), name)
+        images = Images(tuple(video), name)
+        if moving := images.frames():
+            raise UserError(f"videos: expected images of one frame for the frames of {name}, got {next(iter(moving))}")
+        return images
     raise UserError(
         f"videos: expected paths of {_EXPECTED}, lists of images, or arrays (frame, height, width, 3); got "
         f"{type(video).__name__} for {name}"

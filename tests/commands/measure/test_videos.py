@@ -157,6 +157,21 @@ def test_frames_are_spread_evenly_in_the_order_of_their_numbers(tmp_path: Path) 
             Videos((wrong,), "given in Python").read(0)
 
 
+def test_a_folder_or_a_list_of_videos_is_no_video(tmp_path: Path) -> None:
+    """Of each the first frame would be taken for a frame."""
+    clips = make_clips(tmp_path / "clips")
+    (tmp_path / "empty").mkdir()
+    for given, message in (
+        (clips, "expected a folder of frames, got .*clips, which has videos: pass each"),
+        (str(clips), "expected a folder of frames, got .*clips, which has videos: pass each"),
+        ([str(clips / "a.webp")] * 4, "images of one frame for the frames of video 0 of given in Python, got .*a.webp"),
+        (tmp_path / "empty", "the folder .*empty has no video"),
+        (tmp_path / "film.mp4", r"got the film .*film.mp4; mkdir FOLDER && ffmpeg"),
+    ):
+        with pytest.raises(UserError, match=f"videos: .*{message}"):
+            Videos((given,), "given in Python").read(0)
+
+
 def test_what_is_no_video_is_refused(regard: Regard, tmp_path: Path) -> None:
     make_videomae(tmp_path / "videomae")
     make_vit(tmp_path / "vit")
