@@ -9,8 +9,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
+from regard.attention.quantized import stored_part
 from regard.errors import UserError
-from regard.hooks.quantized import stored_part
 from tests.tiny_quantized import KINDS, ByteLinear, PackedLinear, dequantize, quantize
 
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])

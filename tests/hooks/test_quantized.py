@@ -19,8 +19,8 @@ from transformers import (
 )
 
 import regard
+from regard.attention.quantized import is_quantized, multiplied_weight, read_entries
 from regard.errors import UserError
-from regard.hooks.quantized import is_quantized, multiplied_weight, read_entries
 from tests.tiny_quantized import KINDS, PackedLinear, dequantize, quantize
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -19,8 +19,9 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 import regard
 from regard.errors import UserError
 from regard.models import load
-from regard.models.peft_adapters import TASK_CLASSES, unwrap_peft
+from regard.models.peft_adapters import TASK_CLASSES, merge_adapter, unwrap_peft
 from regard.models.pretrained import as_loaded
+from tests.tiny_quantized import KINDS, PackedLinear, dequantize, quantize
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 """PEFT calls what Transformers renames."""
@@ -153,6 +154,29 @@ def refusal(name: Path, **options: Any) -> str:
         load(str(name), **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_an_adapter_stands_beside_weights_that_are_quantized(kind: type[PackedLinear], saved: Saved) -> None:
+    """Merged into them it would be rounded, or lost."""
+    base, folder, _ = adapted_folders(saved, "llama", "CAUSAL_LM")
+    torch.manual_seed(0)
+    model = quantize(AutoModelForCausalLM.from_pretrained(base), kind, ("q_proj", "o_proj"))
+    whole = dequantize(model, AutoModelForCausalLM.from_pretrained(base)).eval()
+    expected = merge_adapter(whole, folder, "adapter")
+    adapted = merge_adapter(model, folder, "adapter")
+    torch.testing.assert_close(adapted(ids()).logits, expected(ids()).logits, rtol=1e-4, atol=1e-4)
+    frames = []
+    for host in (adapted, expected):
+        with regard.watching(host, ["default", "head_output_norm"]) as watch:
+            host(ids())
+        frames.append(watch.frame()["value"])
+    assert frames[0].tolist() == pytest.approx(frames[1].tolist(), rel=1e-3, abs=1e-5, nan_ok=True)
+    again = quantize(AutoModelForCausalLM.from_pretrained(base), kind, ("q_proj", "o_proj"))
+    beside = peft.PeftModelForCausalLM.from_pretrained(again, str(folder))
+    with pytest.raises(UserError, match=r"those of this PeftModelForCausalLM are quantized: merge it into the model"):
+        unwrap_peft(beside, merge=True)
 
 
 def test_what_is_no_adapter_of_the_model_is_refused(saved: Saved, tmp_path: Path) -> None:

@@ -31,10 +31,10 @@ from regard.adapters.task_training import (
     train_adapter,
     train_mode,
 )
+from regard.attention.quantized import is_packed, is_quantized
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_no_grad
-from regard.hooks.quantized import is_packed, is_quantized
 from regard.models.generator import is_language_model
 
 Batches = Iterable[Mapping[str, Any]]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall, as_tensor
+from regard.attention.quantized import is_quantized
 from regard.attention.tracing import is_traced
 from regard.hooks.modules import AttentionLayer, Fused
-from regard.hooks.quantized import is_quantized
 
 FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))

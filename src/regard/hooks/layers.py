@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
+from regard.attention.quantized import compute_dtype, is_packed, is_quantized_linear, read_entries
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
-from regard.hooks.quantized import compute_dtype, is_packed, is_quantized_linear, read_entries
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.runs.model_type import original_type
 

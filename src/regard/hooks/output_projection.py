@@ -14,9 +14,9 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.float64 import to_float64
+from regard.attention.quantized import is_quantized_linear, multiplied_weight
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
-from regard.hooks.quantized import is_quantized_linear, multiplied_weight
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 """Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""

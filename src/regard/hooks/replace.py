@@ -10,6 +10,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regard.attention.quantized import compute_dtype
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
@@ -21,7 +22,6 @@ from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.patches import patched
-from regard.hooks.quantized import compute_dtype
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]

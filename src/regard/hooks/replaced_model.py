@@ -12,6 +12,7 @@ import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from regard.attention.quantized import is_quantized_linear
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
@@ -20,7 +21,6 @@ from regard.hooks.constant_heads import begin_pass, freeze_constants
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.operation import Layers, Sites, make_operations
-from regard.hooks.quantized import is_quantized_linear
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
+from regard.attention.quantized import is_quantized_linear
 from regard.errors import UserError, naming_option, warn_user
 from regard.models.lora_targets import find_shared_layers
 from regard.models.model_files import ADAPTER_CONFIG as CONFIG
@@ -89,7 +90,9 @@ def count_labels(folder: Path, config: Any, auto_class: Any, *, trust_remote_cod
 
 
 def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
-    """Return the model with an adapter merged into its weights.
+    """Return the model with an adapter merged into its weights, or in place beside weights that are quantized.
+
+    Those would be rounded anew, to 4 bits by half of what an adapter adds, or (quanto) stay as they are.
 
     Raises:
         UserError: It adds tokens or the like, so that it cannot be merged, or does not fit the model.
@@ -110,6 +113,9 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
             if key not in loaded or not loaded[key].cpu().equal(tensor.to(loaded[key].dtype)):
                 raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
         _check_weights_are_own(adapted, f"'{name}'")
+        if _adapts_quantized(adapted):
+            beside: PreTrainedModel = adapted.get_base_model()
+            return beside
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 
@@ -127,8 +133,18 @@ def unwrap_peft(model: Any, *, merge: bool) -> Any:
         raise UserError(_refuse_prompts(config, f"a {type(model).__name__}"))
     if not merge:
         return model.get_base_model()
+    if _adapts_quantized(model):
+        raise UserError(
+            f"adapter: expected one of whole weights, to be merged; those of this {type(model).__name__} are "
+            "quantized: merge it into the model that they were made of"
+        )
     _check_weights_are_own(model, f"that of a {type(model).__name__}")
     return copy.deepcopy(model).merge_and_unload()
+
+
+def _adapts_quantized(model: nn.Module) -> bool:
+    """Return whether an adapted layer has a quantized weight."""
+    return any(is_quantized_linear(getattr(layer, "base_layer", None)) for layer in model.modules())
 
 
 def _check_weights_are_own(model: nn.Module, name: str) -> None:

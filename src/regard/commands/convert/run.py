@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard import training
+from regard.attention.quantized import is_quantized
 from regard.commands.convert.config import AVERAGE, TRAINED_AVERAGE, ConvertConfig, Stage
 from regard.commands.convert.held_out import HeldOutLoss, row_losses
 from regard.commands.convert.matching import LayerMatch
@@ -27,7 +28,6 @@ from regard.data.texts import Source, check_source
 from regard.data.windows import tokens_before
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
-from regard.hooks.quantized import is_quantized
 from regard.hooks.replaced_model import check_original
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
 from regard.models.generator import add_model_hash
