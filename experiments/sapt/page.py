@@ -52,8 +52,8 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "Means over runs (a seed with an order) ± half the 95 % interval (Student's t). *SAPT* (Zhao et al. 2024, "
             "arXiv 2401.08295) used T5 and LLaMA-2; this is a small encoder: `python -m experiments.sapt.run ORDER "
             "--data DIR`.",
-            "`sapt` has Regard's gate (`gate=open`), which learns a task's rows before the adapter, which begins as the "
-            "one before it; the published gate is in `sapt, gate published`.",
+            "`sapt` has Regard's gate (`gate=open`), which learns a task's rows before the adapter, and that begins as "
+            "the one before it; the published gate is in `sapt, gate published`.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published numbers, "
             "untested claims and rules: [claims.md](claims.md).",
