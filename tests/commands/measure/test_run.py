@@ -299,7 +299,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
         "seed": 2,
     }
     assert (record["data"]["samples"], record["data"]["tokens"]) == (SAMPLES, SAMPLES * LENGTH)
-    with pytest.raises(UserError, match=r"^prompt: expected images or audio, beside which it stands, got text"):
+    with pytest.raises(UserError, match=r"^prompt: expected images, audio or videos, beside which it stands, got text"):
         regard.measure(loaded, texts=documents, prompt="Say it.")
     assert len(record["data"]["sha256"]) == 64
     assert set(record["versions"]) == {"python", "torch", "transformers", "platform"}
