@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,16 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from regard.data.files import find_files, hash_files
+from regard.data.media import MediaFiles
 from regard.errors import UserError, describe_error, warn_user
 
 SUFFIXES = (".apng", ".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images as files, or as they were passed in Python, with their source and the SHA-256 of the files."""
+class Images(MediaFiles):
+    """Images to measure a model on."""
 
-    items: tuple[Any, ...]
-    source: str
-    sha256: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.items)
+    noun = "image"
 
     def read(self, index: int) -> Image.Image:
         """Return an image in RGB, turned as its EXIF data say. Raises UserError."""

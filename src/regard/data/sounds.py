@@ -5,34 +5,23 @@ from __future__ import annotations
 import math
 import wave
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.data.files import find_files, hash_files
+from regard.data.media import MediaFiles
 from regard.errors import UserError, describe_error
 
 SUFFIXES = (".wav",)
 _EXPECTED = 'paths of .wav files, or {"array": samples, "sampling_rate": Hz} as the library datasets gives them'
 
 
-@dataclass(frozen=True)
-class Sounds:
-    """Sounds as files, or as they were passed in Python, with their source and the SHA-256 of the files."""
+class Sounds(MediaFiles):
+    """Sounds to measure a model on."""
 
-    items: tuple[Any, ...]
-    source: str
-    sha256: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def name(self, index: int) -> str:
-        """Return the path of a sound, or its number."""
-        sound = self.items[index]
-        return str(sound) if isinstance(sound, str | Path) else f"sound {index} of {self.source}"
+    noun = "sound"
 
     def find_shortest(self) -> int:
         """Return the index of the sound of the fewest seconds; what cannot be read is left to `read`."""

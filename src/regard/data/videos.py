@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from PIL import Image, ImageSequence, UnidentifiedImageError
 
 from regard.data.files import hash_files, list_files
 from regard.data.images import SUFFIXES, Images, count_frames, make_rgb
+from regard.data.media import MediaFiles
 from regard.errors import UserError, describe_error
 
 FILMS = (".avi", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".webm", ".wmv")
@@ -20,16 +20,10 @@ _EXPECTED = "folders of frames, or animations (GIF, WebP, PNG)"
 _ADVICE = "mkdir FOLDER && ffmpeg -i FILE FOLDER/%05d.png makes a folder of frames"
 
 
-@dataclass(frozen=True)
-class Videos:
-    """Videos as folders and files, or as they were passed in Python, with their source and the SHA-256 of the files."""
+class Videos(MediaFiles):
+    """Videos to measure a model on."""
 
-    items: tuple[Any, ...]
-    source: str
-    sha256: str | None = None
-
-    def __len__(self) -> int:
-        return len(self.items)
+    noun = "video"
 
     def read(self, index: int, count: int | None = None) -> list[Image.Image]:
         """Return frames of a video in RGB: all of them, or `count`, spread evenly from the first to the last.
@@ -37,9 +31,8 @@ class Videos:
         Raises:
             UserError: It cannot be read, or has fewer frames.
         """
-        video = self.items[index]
-        name = str(video) if isinstance(video, str | Path) else f"video {index} of {self.source}"
-        frames = _list_frames(video, name)
+        video, name = self.items[index], self.name(index)
+        frames = _list_frames(video, name, is_checked=self.sha256 is not None)
         total = frames if isinstance(frames, int) else len(frames)
         if count is not None and total < count:
             raise UserError(f"videos: expected at least {count} frames, got {name}, which has {total}")
@@ -51,10 +44,10 @@ class Videos:
         return [Image.fromarray(frames[number]) for number in chosen]
 
 
-def _list_frames(video: Any, name: str) -> Images | int | np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the frames of a video, or how many an animation has."""
+def _list_frames(video: Any, name: str, *, is_checked: bool) -> Images | int | np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the frames of a video, or how many an animation has; `read_videos` has checked what folders hold."""
     if isinstance(video, str | Path) and Path(video).is_dir():
-        if _find_videos(Path(video)) != [Path(video)]:
+        if not is_checked and _find_videos(Path(video)) != [Path(video)]:
             raise UserError(f"videos: expected a folder of frames, got {name}, which has videos: pass each of them")
         return Images(tuple(_frame_files(Path(video))), name)
     if isinstance(video, str | Path | Image.Image):

@@ -93,7 +93,7 @@ def load_for(model: Any, tokenizer: Any, media: Media | None) -> models.Loaded:
 
 def media_inputs(loaded: models.Loaded, media: Media, indices: Sequence[int], config: MeasureConfig) -> dict[str, Any]:
     """Return the arguments of a forward over some of the media; warn of sounds that are cut. Raises UserError."""
-    prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
+    prompt = _find_prompt(media, config)
     if isinstance(media, Videos):
         frames = _num_frames(loaded, config)
         return video_inputs(loaded, [media.read(index, frames) for index in indices], prompt)
@@ -109,7 +109,11 @@ def _num_frames(loaded: models.Loaded, config: MeasureConfig) -> int | None:
     return config.frames if config.frames is not None else find_num_frames(loaded.model)
 
 
-def check_shortest(loaded: models.Loaded, media: Media, prompt: str | None) -> None:
+def _find_prompt(media: Media, config: MeasureConfig) -> str:
+    return config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
+
+
+def check_shortest(loaded: models.Loaded, media: Media, config: MeasureConfig) -> None:
     """Raise a UserError if a model does not read the shortest of the sounds, with the samples that it needs.
 
     Alone it is refused in the words of a convolution; in a batch some take all of its padding for sound (Wav2Vec2).
@@ -121,8 +125,7 @@ def check_shortest(loaded: models.Loaded, media: Media, prompt: str | None) -> N
     if len(clip) >= rate:
         return  # no model is known that needs a second
     with evaluation_mode(loaded.model):
-        prompt = prompt if prompt is not None else _PROMPTS["audio"]
-        problem, needed = find_needed_samples(loaded, clip, prompt, most=4 * rate)
+        problem, needed = find_needed_samples(loaded, clip, _find_prompt(media, config), most=4 * rate)
     if needed is not None:
         found, least = (f"{count:,} ({1000 * count / rate:.1f} ms)" for count in (len(clip), needed))
         expected = f"at least {least} samples of {rate:,} Hz, which {type(loaded.model).__name__} needs"
@@ -172,7 +175,7 @@ def warn_of_chance(model: Any, inputs: Mapping[str, Any]) -> None:
 def describe_media(media: Media, config: MeasureConfig, loaded: models.Loaded) -> dict[str, Any]:
     """Return what the record says of images, sounds or videos."""
     several = len(media.frames()) if isinstance(media, Images) else 0
-    prompt = config.prompt if config.prompt is not None else _PROMPTS[kind_of(media)]
+    prompt = _find_prompt(media, config)
     return {
         "source": media.source,
         "sha256": media.sha256,

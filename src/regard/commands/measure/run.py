@@ -123,7 +123,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         else:
             if config.prompt is not None:
                 check_reads_text(loaded, kind_of(media), config.prompt)
-            check_shortest(loaded, media, config.prompt)
+            check_shortest(loaded, media, config)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
