@@ -66,9 +66,7 @@ class Routing:
         self.state = object()
         self.num_adapters = 0  # a number that `torch.compile` knows without reading a tensor
         self.expects_prompt = False  # while an adapter trains whose rows the router knows by their prompts
-        self.prompted: dict[
-            str, bool
-        ] = {}  # of adapters by name, as far as it is known: whether their rows have answers
+        self.prompted: dict[str, bool] = {}  # whether rows of adapters have answers, by name, as far as it is known
         self._is_told = False
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None

@@ -28,8 +28,7 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
     bias = getattr(module, "v_bias", 0)  # some models add that of the values afterwards
     for name in FUSED:
         layer: Any = getattr(module, name, None)
-        is_plain = type(layer) in (nn.Linear, Conv1D) and not is_quantized(layer.weight)
-        output = outputs.get(layer) if is_plain else None
+        output = outputs.get(layer) if _is_plain(layer, nn.Linear, Conv1D) else None
         if output is None or output.shape[-1] != (heads + 2 * groups) * width:
             continue
         if torch.allclose(output[..., -groups * width :] + bias, values):
@@ -145,7 +144,7 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     for names in SEPARATE:
         projections: list[Any] = [getattr(layer.module, name, None) for name in names]
         sizes = zip(projections, (num_heads * width, groups * width), strict=True)
-        if all(_is_plain(projection) and projection.out_features == size for projection, size in sizes):
+        if all(_is_plain(projection, nn.Linear) and projection.out_features == size for projection, size in sizes):
             return {
                 name: PartialLinear(projection, _rows(heads, width, width))
                 for name, projection, heads in zip(names, projections, (queries, keys), strict=True)
@@ -153,9 +152,9 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     return {}
 
 
-def _is_plain(projection: Any) -> bool:
-    """Return whether rows of a projection's weight can be taken out."""
-    return type(projection) is nn.Linear and not is_quantized(projection.weight)
+def _is_plain(projection: Any, *kinds: type[nn.Module]) -> bool:
+    """Return whether a projection is of one of some classes, and rows of its weight can be taken out."""
+    return type(projection) in kinds and not is_quantized(projection.weight)
 
 
 def _rows(heads: Iterable[int], width: int, step: int, first: int = 0) -> list[int]:
