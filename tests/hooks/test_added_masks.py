@@ -7,8 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from regard.attention.call import AttentionCall
+from regard.attention.operator import attend
+from regard.attention.reduction import ReductionRequest
 from regard.hooks import watching
 from regard.hooks.attention_function import read_mask
+from regard.hooks.constant_heads import ConstantHeads
 
 HEADS, TOKENS, WIDTH = 2, 10, 16
 SEEN = torch.arange(TOKENS) < torch.tensor([[TOKENS], [6]])
@@ -60,3 +64,16 @@ def test_other_numbers_stay_what_they_are() -> None:
     all_hidden = added(-1e9, torch.zeros(1, 1, TOKENS, TOKENS, dtype=torch.bool))
     for mask in (distances, added(-100.0), all_hidden):
         assert torch.equal(read_mask(mask, TOKENS)["bias"], mask)
+
+
+@torch.no_grad()
+def test_constants_see_the_mask_of_each_call_though_it_stands_where_another_was() -> None:
+    """A mask that is added is read anew in each layer, into memory that the one of the layer before has left."""
+    torch.manual_seed(0)
+    heads = ConstantHeads([torch.ones(1, 3, 3)], [0])
+    value, memory = torch.tensor([[[[3.0], [6.0], [9.0]]]]), torch.ones(1, 1, 3, 3, dtype=torch.bool)
+    call = AttentionCall(query=value, key=value, value=value, scale=1.0, keep=memory)
+    assert attend(heads.apply_to(call), ReductionRequest())[0].flatten().tolist() == [6.0, 6.0, 6.0]
+    memory[..., 2] = False
+    memory[..., 0, 1] = False
+    assert attend(heads.apply_to(call), ReductionRequest())[0].flatten().tolist() == [3.0, 4.5, 4.5]

@@ -1,18 +1,35 @@
 """What a forward leaves for its layers, by the thread that computes it: one model may serve several threads at once."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
+
+import torch
 
 from regard.attention.tracing import is_traced
 
 State = TypeVar("State")
 
 
+def is_in_backward() -> bool:
+    """Return whether this thread is in a backward pass, which computes a layer again if it computes one."""
+    return _find_backward() != _NONE
+
+
+_NONE = -1
+
+
+def _find_backward() -> int:
+    """Return the number of the backward pass that this thread is in."""
+    return int(torch._C._current_graph_task_id())
+
+
 class ByThread(Generic[State]):
     """The state of the forward that a thread is in.
 
-    A thread that has begun none gets that of the latest forward: a backward pass on a GPU has threads of its own, and
-    computes layers again where gradients are checkpointed. So does all code after a forward that began in a graph.
+    A thread that has begun none gets that of the latest forward, as does all code after a forward that began in a
+    graph. A forward that begins in a backward pass is forgotten with it.
     """
 
     def __init__(self, first: State) -> None:
@@ -20,6 +37,9 @@ class ByThread(Generic[State]):
 
     def begin(self, state: State) -> None:
         """Begin a forward in this thread."""
+        if not is_traced() and is_in_backward():
+            self._own.again = _find_backward(), state
+            return
         self._latest, self._began_in_graph = state, is_traced()
         if not is_traced():  # a graph has no threads
             self._own.state = state
@@ -27,9 +47,28 @@ class ByThread(Generic[State]):
     @property
     def state(self) -> State:
         """The state of this thread's forward."""
-        if is_traced() or self._began_in_graph:
+        if is_traced():
             return self._latest
-        return getattr(self._own, "state", self._latest)
+        if self.is_again:
+            again: State = self._own.again[1]
+            return again
+        return self._latest if self._began_in_graph else getattr(self._own, "state", self._latest)
+
+    @property
+    def is_again(self) -> bool:
+        """Whether a forward has begun in the backward pass that this thread is in."""
+        backward, _ = getattr(self._own, "again", (_NONE, None))
+        return bool(backward != _NONE and backward == _find_backward())
+
+    @contextmanager
+    def again(self, state: State) -> Iterator[None]:
+        """Be in a forward again inside the block, in a backward pass."""
+        before = getattr(self._own, "again", (_NONE, None))
+        self.begin(state)
+        try:
+            yield
+        finally:
+            self._own.again = before
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ByThread, (self._latest,)
+        return type(self), (self._latest,)

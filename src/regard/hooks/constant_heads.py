@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +12,17 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, ConstantHeadsInput
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
-from regard.hooks.by_thread import ByThread
 from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
 from regard.hooks.caches import find_cache
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
+from regard.hooks.recomputed import Passes
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
+
+
+MaskAnswers = dict[tuple[int, ...], tuple[Tensor, bool]]
+"""View of a mask → the mask and the answer."""
 
 
 @dataclass
@@ -27,16 +30,28 @@ class PassState:
     """The forward that a stack is in, shared by its layers.
 
     A shift is the column of each sample's first real token, None if all begin at 0. `block_starts` is where the block
-    of each token begins, of a mask of pairs that keeps blocks apart. `hides_padding_alone` says of each mask so far, by
-    its address, whether it hides nothing but padding, `separates` whether it keeps packed sequences apart.
+    of each token begins, of a mask of pairs that keeps blocks apart. `hides_padding_alone` says of each mask so far
+    whether it hides nothing but padding, `separates` whether it keeps packed sequences apart. `uses` counts the calls
+    of each module that is called more than once; `caches` has the cache that each was passed.
     """
 
     forward: ForwardContext = field(default_factory=ForwardContext)
     shift: Tensor | None = None
     encoder_shift: Tensor | None = None
     block_starts: Tensor | None = None
-    hides_padding_alone: dict[int, bool] = field(default_factory=dict)
-    separates: dict[int, bool] = field(default_factory=dict)
+    hides_padding_alone: MaskAnswers = field(default_factory=dict)
+    separates: MaskAnswers = field(default_factory=dict)
+    uses: dict[int, int] = field(default_factory=dict)
+    caches: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any other forward without padding, packing and cache leaves the same."""
+        return self.forward.is_plain
+
+    def copy(self) -> PassState:
+        """Return a state of the same forward that goes on to count by itself."""
+        return replace(self, uses=dict(self.uses)) if self.uses else self
 
     def packed_starts(self, call: AttentionCall) -> Tensor | None:
         """Return the column at which the sequence of each token begins, (batch, token); None if rows are whole."""
@@ -48,10 +63,22 @@ class PassState:
         if is_traced():
             starts = segment_starts(segments).masked_fill(meet_anywhere(call.keep, segments), 0)
             return starts.expand(call.query.shape[0], -1)
-        address = call.keep.data_ptr()
-        if address not in self.separates:
-            self.separates[address] = keeps_apart(call, segments)
-        return segment_starts(segments).expand(len(call.query), -1) if self.separates[address] else None
+        are_apart = _ask_once(self.separates, call.keep, lambda: keeps_apart(call, segments))
+        return segment_starts(segments).expand(len(call.query), -1) if are_apart else None
+
+
+def _ask_once(answers: MaskAnswers, mask: Tensor, ask: Callable[[], bool]) -> bool:
+    """Return the answer on a mask, which may be known from another layer.
+
+    Only of a view of the host's own mask, which is kept with it: a mask that was made for one call leaves its address
+    to that of another.
+    """
+    if mask._base is None:
+        return ask()
+    view = (mask.data_ptr(), *mask.shape, *mask.stride())
+    if view not in answers:
+        answers[view] = mask, ask()
+    return answers[view][1]
 
 
 def _find_shift(mask: Tensor | None) -> Tensor | None:
@@ -72,6 +99,7 @@ class ConstantHeads(nn.Module):
         gated: Constants are mixed with attention, σ(l)·A + (1 − σ(l))·C, with a logit l a head that begins at 0.
         signed: Entries may be negative; None: found out.
         exact: They serve inputs of their own length alone.
+        passes: The forward that each thread is in.
     """
 
     def __init__(
@@ -85,6 +113,7 @@ class ConstantHeads(nn.Module):
         gated: bool = False,
         signed: bool | None = None,
         exact: bool = False,
+        passes: Passes[PassState] | None = None,
     ) -> None:
         super().__init__()
         self.heads = tuple(heads)
@@ -94,7 +123,7 @@ class ConstantHeads(nn.Module):
         self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
         has_negative = signed if signed is not None else any(bool((matrix < 0).any()) for matrix in normalised)
         self.signed, self.trained = trained or has_negative, trained
-        self.passes = ByThread(PassState())
+        self.passes = Passes(PassState()) if passes is None else passes
 
     @property
     def during(self) -> PassState:
@@ -196,18 +225,19 @@ class ConstantHeads(nn.Module):
         """Turn a mask that hides nothing but padding into a list of real keys, so that C·V stays one product."""
         if call.keep is None or self.causal or call.keep.shape[1] > 1 or is_traced():
             return call
-        keep, known = call.keep, self.during.hides_padding_alone
-        address = keep.data_ptr()
+        keep = call.keep
         keys = keep.shape[-1]
         mask = keep.new_ones(len(call.query), keys)
         if token_mask is not None and token_mask.shape[-1] == keys:
             mask = token_mask
-        if address not in known:
+
+        def hides_padding_alone() -> bool:
             by_key = mask[:, None, None, :].expand(-1, 1, keep.shape[2], -1)
             by_pair = by_key & mask[:, None, :, None] if keep.shape[2] == keys else by_key
             expanded = keep.expand(len(mask), -1, -1, -1)
-            known[address] = bool((expanded == by_key).all()) or bool((expanded == by_pair).all())
-        if not known[address]:
+            return bool((expanded == by_key).all()) or bool((expanded == by_pair).all())
+
+        if not _ask_once(self.during.hides_padding_alone, keep, hides_padding_alone):
             return call
         return replace(call, keep=None, key_mask=None if token_mask is None else mask)
 
@@ -228,27 +258,20 @@ def normalize_rows(matrix: Tensor) -> Tensor:
     return matrix / total.masked_fill(total == 0, 1)
 
 
-@dataclass
-class _Calls:
-    """Calls of a module in a forward so far, the forward, and the cache that it was passed."""
-
-    count: int = 0
-    last: ForwardContext | None = None
-    cache: Any = None
-
-
 class ConstantHeadsByCall(nn.Module):
     """The constants of an attention module by its use in a forward, of `calls` calls: layers may share their weights.
 
-    After `times` uses the index begins again, so that gradient checkpointing gets the same constants. `key_heads` are
-    those that the other heads read, if a cache may hold them alone.
+    After `times` uses the index begins again. `place` is a number of its own in the stack. `key_heads` are the heads
+    that the other heads read, if a cache may hold them alone.
     """
 
-    def __init__(self, by_use: dict[int, ConstantHeads], times: int, calls: int = 1) -> None:
+    def __init__(
+        self, by_use: dict[int, ConstantHeads], times: int, calls: int, place: int, passes: Passes[PassState]
+    ) -> None:
         super().__init__()
         self.by_use = nn.ModuleDict({str(use): heads for use, heads in by_use.items()})
-        self.times, self.calls = times, calls
-        self.passes = ByThread(_Calls())
+        self.times, self.calls, self.place = times, calls, place
+        self.passes = passes
         self.key_heads: tuple[int, ...] | None = None
 
     def apply_to(self, call: AttentionCall, module: nn.Module, *, reads_keys: bool) -> AttentionCall:
@@ -259,12 +282,20 @@ class ConstantHeadsByCall(nn.Module):
             module: The attention module.
             reads_keys: The host itself may read what its cache returns, so that it needs keys in the shape of all.
         """
-        during = self.passes.state
-        use, during.count = during.count // self.calls, (during.count + 1) % (self.times * self.calls)
+        during, use, calls = self.passes.state, 0, self.times * self.calls
+        if calls > 1:
+            if not is_traced() and self.passes.is_lost:
+                raise UserError(
+                    "gradient checkpointing: expected that of Transformers (model.gradient_checkpointing_enable()) "
+                    "where layers share their weights; got one that does not say which layer is computed again"
+                )
+            count = during.uses.get(self.place, 0)
+            use, during.uses[self.place] = count // self.calls, (count + 1) % calls
         if str(use) not in self.by_use:
             return call
         heads: Any = self.by_use[str(use)]
-        key_heads = None if during.cache is None else self._find_key_heads(call, module, heads, reads_keys)
+        has_cache = during.caches.get(self.place) is not None
+        key_heads = self._find_key_heads(call, module, heads, reads_keys) if has_cache else None
         changed: AttentionCall = heads.apply_to(call, key_heads)
         return changed
 
@@ -276,8 +307,7 @@ class ConstantHeadsByCall(nn.Module):
         Raises:
             UserError: The host has changed the keys of some heads since they came from the cache.
         """
-        during = self.passes.state
-        layer, during.cache = find_cache_layer(during.cache, module), None
+        layer = find_cache_layer(self.passes.state.caches.pop(self.place), module)
         assert self.key_heads is not None
         if isinstance(layer, PartialKeys):
             if not self.key_heads:
@@ -296,41 +326,18 @@ class ConstantHeadsByCall(nn.Module):
         return None
 
 
-_PLACES: WeakKeyDictionary[nn.Module, list[tuple[ReferenceType[nn.Module], ReferenceType[Any]]]] = WeakKeyDictionary()
-"""Attention modules of a stack, and their constants in its last forward."""
-
-
-def _find_constants(stack: nn.Module) -> list[ConstantHeadsByCall]:
-    """Return the constants of a stack; the same as in its last forward are not searched again."""
-    if is_traced():
-        return [module for module in stack.modules() if isinstance(module, ConstantHeadsByCall)]
-    known = [(module(), constants()) for module, constants in _PLACES.get(stack, ())]
-    if known and all(module and constants and module._modules.get(NAME) is constants for module, constants in known):
-        return [constants for _, constants in known if constants]
-    places = [(module, module._modules.get(NAME)) for module in stack.modules()]
-    found = [(module, constants) for module, constants in places if isinstance(constants, ConstantHeadsByCall)]
-    _PLACES[stack] = [(ref(module), ref(constants)) for module, constants in found]
-    return [constants for _, constants in found]
-
-
-def begin_pass(stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tell the constants of a stack what the arguments of its forward say; a hook before each forward."""
-    constants = _find_constants(stack)
-    if constants:
-        forward = ForwardContext.from_arguments(stack, args, kwargs, constants[0].passes.state.last)
-        shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
-        during = PassState(forward, shift, encoder_shift, forward.find_block_starts())
-        for module in constants:
-            module.passes.begin(_Calls(last=forward))
-            for heads in module.by_use.values():
-                heads.passes.begin(during)  # type: ignore[operator, union-attr]
+def begin_pass(passes: Passes[PassState], stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keep what the arguments of a forward of a stack say; a hook before each forward."""
+    forward = ForwardContext.from_arguments(stack, args, kwargs, passes.previous.forward)
+    shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
+    passes.begin_in(stack, PassState(forward, shift, encoder_shift, forward.find_block_starts()))
 
 
 def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tell the constants of an attention module, and the layer in its cache, of each other; a hook before a forward."""
     constants = module._modules.get(NAME)
     assert isinstance(constants, ConstantHeadsByCall)
-    constants.passes.state.cache = cache = find_cache(args, kwargs)
+    constants.passes.state.caches[constants.place] = cache = find_cache(args, kwargs)
     layer = find_cache_layer(cache, module)
     if isinstance(layer, PartialKeys):
         layer.expect(constants.key_heads)

@@ -101,6 +101,12 @@ class ForwardContext:
         first_real = real.int().argmax(-1, keepdim=True)
         return starts if is_traced() or bool((real & (starts > first_real)).any()) else None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it has no padding, packing or cache."""
+        told = self.token_mask, self.segments, self.encoder_mask, self.pair_mask
+        return self.offset == 0 and all(value is None for value in told)
+
     @cached_property
     def token_starts(self) -> tuple[int, ...] | None:
         """Index of each row's first real token, read from a GPU once; None if none is padding."""

@@ -15,11 +15,11 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import SOURCES, Head
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.by_thread import ByThread
 from regard.hooks.constant_heads import NAME
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, make_passes, parse_attention
+from regard.hooks.recomputed import Passes
 from regard.hooks.routing import routed
 
 HeadOperation = AttentionSpec | str | Tensor
@@ -38,21 +38,21 @@ class HeadOperations:
 
     operations: Mapping[int, _Parsed]
     causal: bool
-    current: ByThread[CurrentPass]
+    passes: Passes[CurrentPass]
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with its weights computed: those of the model's own attention in the other heads."""
         exact = call.to_acc_dtype()
         matrix = reference.weights(exact).expand(len(call.query), call.query.shape[1], -1, -1).clone()
         has_constants = any(not isinstance(operation, AttentionSpec) for operation in self.operations.values())
-        starts = self.current.state.starts(exact) if has_constants else None
+        starts = self.passes.state.starts(exact) if has_constants else None
         for head, operation in self.operations.items():
             own = exact.select_heads([head])
             if isinstance(operation, AttentionSpec):
-                changed = LayerOperation(operation, self.causal, self.current).apply_to(own)
+                changed = LayerOperation(operation, self.causal, self.passes).apply_to(own)
             else:
                 assert starts is not None
-                changed = _with_constant(own, operation, self.current.state.forward.offset, starts)
+                changed = _with_constant(own, operation, self.passes.state.forward.offset, starts)
             matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
         function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
         return replace(call, sink=None, operation=function)
@@ -137,6 +137,7 @@ def replacing_each_head(
         finally:
             for found, _ in selected:
                 vars(found.module).pop(OVERRIDE, None)
+                passes[found.stack.module].end_in(found.stack.module)
 
 
 def _check_layer(

@@ -19,10 +19,10 @@ from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.by_thread import ByThread
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
+from regard.hooks.recomputed import Passes
 from regard.hooks.routing import ModuleHook, routed
 
 Layers = Collection[int | Layer] | int | None
@@ -63,6 +63,8 @@ def override_attention(
         finally:
             for module in operations:
                 vars(module).pop(OVERRIDE, None)
+            for layer in selected:
+                operations[layer.module].passes.end_in(layer.stack.module)
 
 
 def _check_takes_scores_and_mask(function: Weigh) -> None:
@@ -91,9 +93,9 @@ def make_operations(
     return operations, hooks if spec.window is not None else []
 
 
-def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, ByThread[CurrentPass]], list[ModuleHook]]:
+def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
     """Return the forward that each stack of these layers will be in, and the hooks that keep it."""
-    passes = {layer.stack.module: ByThread(CurrentPass()) for layer in layers}
+    passes = {layer.stack.module: Passes(CurrentPass()) for layer in layers}
     return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
 
 
@@ -207,6 +209,15 @@ class CurrentPass:
     forward: ForwardContext = field(default_factory=ForwardContext)
     block_starts: Tensor | None = None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether any other forward without padding, packing and cache leaves the same."""
+        return self.forward.is_plain
+
+    def copy(self) -> CurrentPass:
+        """Return this: layers leave nothing in it."""
+        return self
+
     def starts(self, call: AttentionCall) -> Tensor:
         """Return the position at which the sequence of each query begins, (batch or 1, query or 1)."""
         forward, device = self.forward, call.query.device
@@ -220,10 +231,10 @@ class CurrentPass:
 
 
 def _begin_forward(
-    current: ByThread[CurrentPass], stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    passes: Passes[CurrentPass], stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    forward = ForwardContext.from_arguments(stack, args, kwargs, current.state.forward)
-    current.begin(CurrentPass(forward, forward.find_block_starts()))
+    forward = ForwardContext.from_arguments(stack, args, kwargs, passes.previous.forward)
+    passes.begin_in(stack, CurrentPass(forward, forward.find_block_starts()))
 
 
 @dataclass(frozen=True)
@@ -235,13 +246,13 @@ class LayerOperation:
     Attributes:
         spec: The operation.
         causal: A query sees no later key; where it does, a window reaches both ways.
-        current: The forward that the layer is called in.
+        passes: The forward that each thread is in.
         function: Makes the weights instead of the operation.
     """
 
     spec: AttentionSpec
     causal: bool
-    current: ByThread[CurrentPass]
+    passes: Passes[CurrentPass]
     function: Weigh | None = None
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
@@ -266,7 +277,7 @@ class LayerOperation:
         """Put queries at their positions; where they see later or first keys, make the window a mask."""
         dropped = 0
         if not call.causal:
-            queries, keys, offset = call.query.shape[2], call.key.shape[2], self.current.state.forward.offset
+            queries, keys, offset = call.query.shape[2], call.key.shape[2], self.passes.state.forward.offset
             dropped = max(offset + queries - keys, 0)
             call = replace(call, offset=offset - dropped)
         if self.causal and not operation.prefix:
@@ -275,7 +286,7 @@ class LayerOperation:
         near = ((distance if self.causal else distance.abs()) < window)[None, None]
         if operation.prefix:
             keys_from_start = torch.arange(call.key.shape[2], device=near.device) + dropped
-            keys_from_start = keys_from_start - self.current.state.starts(call)[..., None]
+            keys_from_start = keys_from_start - self.passes.state.starts(call)[..., None]
             near = near | ((keys_from_start >= 0) & (keys_from_start < operation.prefix))[:, None]
         keep = near if call.keep is None else call.keep & near
         return replace(call, keep=keep, operation=replace(operation, window=None, prefix=0))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, overload
 
@@ -15,13 +16,14 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call, begin_pass
+from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, PassState, begin_call, begin_pass
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
 from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.patches import patched
+from regard.hooks.recomputed import Passes
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]
@@ -147,8 +149,7 @@ def _replacing_heads(
     layers = find_attention_layers(model)
     check_constants(model, layers, sources, any_model)
     selected = select_heads(sources[0], heads)
-    stacks = dict.fromkeys(layer.stack.module for layer in layers)
-    with routed(model, [ModuleHook(stack, begin_pass) for stack in stacks]), ExitStack() as undo:
+    with routed(model), ExitStack() as undo:
         if not options.get("gated"):  # projections are pruned
             saved = [part for part in model.modules() if isinstance(part, PreTrainedModel)]
             undo.enter_context(patched((part, "save_pretrained", _refuse_saving) for part in saved))
@@ -241,17 +242,22 @@ def install_constants(
     """
     installed: dict[Layer, ConstantHeads] = {}
     by_module: dict[nn.Module, dict[int, ConstantHeads]] = {}
+    passes = _make_passes(layers)
     for layer in layers:
         selected = [head for site, index, head in heads if (site, index) == layer.key]
         if selected:
-            installed[layer.key] = _make_constant_heads(layer, sources, selected, options)
+            installed[layer.key] = _make_constant_heads(
+                layer, sources, selected, options | {"passes": passes[layer.stack.module]}
+            )
             by_module.setdefault(layer.module, {})[layer.use] = installed[layer.key]
-    times = Counter(layer.module for layer in layers)
+    times, by_place = Counter(layer.module for layer in layers), list[ConstantHeadsByCall]()
     for layer in layers:
         module = layer.module
         if layer.use or module not in by_module:
             continue
-        constants = ConstantHeadsByCall(by_module[module], times[module], layer.calls)
+        of_stack = passes[layer.stack.module]
+        constants = ConstantHeadsByCall(by_module[module], times[module], layer.calls, len(by_place), of_stack)
+        by_place.append(constants)
         _set_submodule(module, NAME, constants, undo)
         if times[module] == 1 and not options.get("gated"):
             pruned = prune_projections(layer, installed[layer.key].heads)
@@ -262,7 +268,19 @@ def install_constants(
             if pruned and layer.causal and layer.calls == 1 and not layer.operation:
                 constants.key_heads = read_key_heads(layer, installed[layer.key].heads)
                 undo.callback(module.register_forward_pre_hook(begin_call, with_kwargs=True).remove)
+    for stack in dict.fromkeys(layer.stack.module for layer in layers if layer.key in installed):
+        undo.callback(ModuleHook(stack, partial(begin_pass, passes[stack])).register().remove)
+        undo.callback(passes[stack].end_in, stack)
     return installed
+
+
+def _make_passes(layers: Sequence[AttentionLayer]) -> dict[nn.Module, Passes[PassState]]:
+    """Return the forward that each stack will be in; stacks that share a module are in the same."""
+    found: dict[nn.Module, Passes[PassState]] = {}
+    for layer in layers:
+        passes = found.get(layer.module) or found.get(layer.stack.module) or Passes(PassState())
+        found[layer.module] = found[layer.stack.module] = passes
+    return {stack: found[stack] for stack in (layer.stack.module for layer in layers)}
 
 
 def _make_constant_heads(

@@ -17,7 +17,7 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.constant_heads import begin_pass, freeze_constants
+from regard.hooks.constant_heads import freeze_constants
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.operation import Layers, Sites, make_operations
@@ -275,9 +275,6 @@ def _make_constant(model: Any) -> None:
         for length in entry["lengths"]
     ]
     install_constants(layers, sources, heads, ExitStack(), signed=entry["signed"])
-    if sources:
-        for module in dict.fromkeys(layer.stack.module for layer in layers):
-            module.register_forward_pre_hook(begin_pass, with_kwargs=True)
     if entry.get("operation"):
         operations, hooks = make_operations(layers, AttentionSpec(**entry["operation"]))
         for module, operation in operations.items():

@@ -1,0 +1,114 @@
+"""Which forward a layer belongs to that a backward pass computes again, as gradient checkpointing does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from regard.attention.tracing import is_traced
+from regard.errors import UserError
+from regard.hooks.by_thread import ByThread, is_in_backward
+
+FUNCTION = "_gradient_checkpointing_func"
+"""Attribute by which modules of Transformers that checkpoint call what is computed again."""
+
+
+class PassState(Protocol):
+    """What a forward of a stack leaves for its layers."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether any other forward without padding, packing and cache leaves the same."""
+        ...
+
+    def copy(self) -> Any:
+        """Return a state of the same forward, at the same layer, that goes on by itself."""
+        ...
+
+
+State = TypeVar("State", bound=PassState)
+
+
+class Passes(ByThread[State]):
+    """The state of the forward that a thread is in; of several forwards, that of the part which is computed again."""
+
+    def __init__(self, first: State) -> None:
+        super().__init__(first)
+        self._waiting, self._are_several, self._is_computed_again = first, False, True
+
+    @property
+    def previous(self) -> State:
+        """The state of this thread's forward before one that begins."""
+        return super().state
+
+    @property
+    def state(self) -> State:
+        """The state of this thread's forward.
+
+        Raises:
+            UserError: The layer is computed again, and nothing tells which of several forwards it belongs to.
+        """
+        if not is_traced() and self.is_lost:
+            self._is_computed_again = True
+            if self._are_several:
+                raise UserError(
+                    "gradient checkpointing: expected that of Transformers (model.gradient_checkpointing_enable()), or "
+                    "one backward pass after each forward; got a layer of one of several forwards with padding or "
+                    "packing"
+                )
+        return super().state
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a layer is computed again by someone who does not say in which forward it was."""
+        return is_in_backward() and not self.is_again
+
+    def begin_in(self, stack: nn.Module, state: State) -> None:
+        """Begin a forward of a stack in this thread; what its parts compute again belongs to it."""
+        self.begin(state)
+        if is_traced() or not torch.is_grad_enabled():
+            return
+        for module in stack.modules():
+            if getattr(module, "gradient_checkpointing", False) and module.training:
+                function = getattr(module, FUNCTION)
+                if not (isinstance(function, _Checkpointing) and function.passes is self):
+                    setattr(module, FUNCTION, _Checkpointing(function, self))
+        if not self.is_again:
+            is_alone = self._is_computed_again or (state.is_plain and self._waiting.is_plain)
+            self._are_several = not is_alone or (self._are_several and not self._is_computed_again)
+            self._waiting, self._is_computed_again = state, False
+
+    def end_in(self, stack: nn.Module) -> None:
+        """Leave a stack as it was."""
+        for module in stack.modules():
+            function = vars(module).get(FUNCTION)
+            if isinstance(function, _Checkpointing) and function.passes is self:
+                setattr(module, FUNCTION, function.function)
+
+
+@dataclass(frozen=True)
+class _Checkpointing:
+    """A checkpointing function that computes a part again in the forward in which it was computed first."""
+
+    function: Callable[..., Any]
+    passes: Passes[Any]
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """Options of the checkpointing function."""
+        return dict(getattr(self.function, "keywords", {}))
+
+    def __call__(self, part: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        state = self.passes.state.copy()
+
+        def compute(*inputs: Any, **named: Any) -> Any:
+            if not is_in_backward():
+                return part(*inputs, **named)
+            with self.passes.again(state.copy()):
+                return part(*inputs, **named)
+
+        return self.function(compute, *args, **options)
