@@ -1,12 +1,15 @@
 """One model, many blocks: what is trained, how they come and go, copies, precisions, refusals."""
 
 import copy
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import regard
 from regard.adapters.lora import MixedLayer
@@ -94,6 +97,47 @@ def test_checkpointing_that_cuts_the_graph_is_refused() -> None:
     adapters.model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(UserError, match=r"use_reentrant=False"):
         adapters(**rows("bert"))
+
+
+class Again(nn.Module):
+    """A layer that is computed again by someone who knows nothing of weights, as FSDP's wrapper does it."""
+
+    def __init__(self, layer: nn.Module, *, reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.reentrant = layer, reentrant
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(partial(self.layer, **kwargs), *args, use_reentrant=self.reentrant)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_layer_that_someone_else_computes_again_is_refused(reentrant: bool) -> None:
+    """It would be computed without its adapters, which would get no gradients."""
+    adapters = filled("bert").train()
+    layers: Any = adapters.model.get_submodule("bert.encoder.layer")
+    for number, layer in enumerate(layers):
+        layers[number] = Again(layer, reentrant=reentrant)
+    adapters.model.enable_input_require_grads()
+    with pytest.raises(UserError, match=r"expected that of Transformers.*got a layer that is computed again without weights"):
+        loss_of(adapters, "bert").backward()
+
+
+def test_a_whole_model_may_be_computed_again() -> None:
+    adapters = filled("bert").train()
+
+    def gradients(run: Callable[[], Tensor]) -> list[Tensor]:
+        adapters.zero_grad()
+        run().backward()
+        return [value.grad.clone() for value in adapters.parameters() if value.grad is not None]
+
+    expected = gradients(lambda: loss_of(adapters, "bert") + 2 * loss_of(adapters, "bert", seed=5))
+    found = gradients(
+        lambda: (
+            checkpoint(loss_of, adapters, "bert", use_reentrant=False)
+            + 2 * checkpoint(partial(loss_of, seed=5), adapters, "bert", use_reentrant=False)
+        )
+    )
+    torch.testing.assert_close(found, expected)
 
 
 # -- growing and shrinking --------------------------------------------------------------------------------------

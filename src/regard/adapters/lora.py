@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.off_loading import check_in_memory, execution_device
+from regard.attention.tracing import is_traced
 from regard.errors import UserError
+from regard.hooks.by_thread import is_in_backward
 
 GATHERED = 50
 """Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""
@@ -55,10 +57,14 @@ class Mixture:
         weights: Weights (row, adapter), or (adapter,) for all rows. None leaves the adapters out.
         top_k: Number of adapters that each row uses, those with the highest weights; None for all. In training they are
             those of the frozen adapters, besides the trained ones. In evaluation they are those of all adapters.
+
+    Attributes:
+        in_call: The model is in a forward, or computes a part of one again.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
         self.weights, self.top_k = weights, top_k
+        self.in_call = False
 
     @property
     def weights(self) -> Tensor | None:
@@ -183,6 +189,11 @@ class LoraAdapters(nn.Module):
         """Return `out`, (row, token, outputs) or (row, outputs), with the mix of the adapters added."""
         weights = mixture.weights
         if weights is None:
+            if not (mixture.in_call or is_traced()) and is_in_backward():
+                expected = 'that of Transformers, model.gradient_checkpointing_enable({"use_reentrant": False})'
+                raise UserError(
+                    f"gradient checkpointing: expected {expected}; got a layer that is computed again without weights"
+                )
             return out
         if weights.shape[-1] > len(self):
             raise UserError(f"weights: expected one for each of at most {len(self)} adapters, got {weights.shape[-1]}")

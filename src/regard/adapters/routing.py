@@ -197,6 +197,7 @@ class Routing:
         self._calls.append(_Call(module, inputs))
         if len(self._calls) == 1:
             self.prepare()
+            self.mixture.in_call = True
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")
@@ -221,6 +222,7 @@ class Routing:
         if self._stop_reading is not None:
             self._stop_reading()
             self._stop_reading = None
+        self.mixture.in_call = False
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
             module._gradient_checkpointing_func = function
@@ -313,4 +315,8 @@ def _special_tokens(model: PreTrainedModel) -> list[int]:
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
     """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
-    return lambda part, *args, **options: function(hold(mixture, weights=mixture.weights)(part), *args, **options)
+
+    def compute(part: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return function(hold(mixture, weights=mixture.weights, in_call=True)(part), *args, **options)
+
+    return compute
