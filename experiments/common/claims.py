@@ -17,7 +17,9 @@ AS_PUBLISHED, IN_PART, AGAINST = "as published", "in part", "against"
 UNDECIDED, NOT_RUN = "cannot be told", "not run"
 HOLDS, OWN_SOURCE = "holds", "asked here"
 """The verdict that stands for `AS_PUBLISHED` where a claim is none of the paper's, and the source of such claims."""
-VERDICTS = (AS_PUBLISHED, HOLDS, IN_PART, AGAINST, UNDECIDED, NOT_RUN)
+DRAWN = "drawn"
+"""The verdict of a figure, which claims nothing that a rule could decide."""
+VERDICTS = (AS_PUBLISHED, HOLDS, IN_PART, AGAINST, UNDECIDED, DRAWN, NOT_RUN)
 MIN_RUNS = 3
 """Fewest runs whose interval decides a part: scores of few test rows are coarse, two may agree by chance."""
 MARGIN = 1.0
@@ -90,7 +92,7 @@ def judge_claims(claims: Sequence[Claim[T]], tables: T) -> list[Verdict]:
 def judge_claim(claim: Claim[T], tables: T, stream: str) -> Verdict:
     """Judge a claim on a stream."""
     if claim.figure:
-        return Verdict(claim, stream, UNDECIDED, f"Drawn in docs/figures/{claim.figure}.svg; no rule decides it.")
+        return Verdict(claim, stream, DRAWN, f"Drawn in docs/figures/{claim.figure}.svg; no rule decides it.")
     if claim.judge is None:
         return Verdict(claim, stream, NOT_RUN, claim.reason)
     missing = [row for row in claim.needs if not tables.has_row(stream, row)]

@@ -48,7 +48,7 @@ class Paper:
 RULES = """Verdicts are computed from the stored tables by these rules.
 
 * A claim has parts, each true, false or undecided. All true is *as published*, some true *in part*, none true and at
-  least one false *against*, all undecided *cannot be told*.
+  least one false *against*, all undecided *cannot be told*. A figure that no rule decides is *drawn*.
 * A difference counts if its 95 % interval (Student's t, paired by run, at least 3 runs) excludes 0. *Near* means that
   the whole interval is within the margin; a bound holds if the whole interval is on its side.
 * A row has a sink if its rate is at least 5 % in every seed, and none if it is below in every seed, with two seeds or
@@ -95,5 +95,7 @@ def _command(paper: Paper, claim: Claim[Any]) -> str:
 
 
 def _verdict(group: Sequence[Verdict]) -> str:
-    reason = f": {group[0].claim.reason}" if group[0].claim.reason else ""
-    return format_verdicts(group) + reason
+    claim = group[0].claim
+    if claim.figure:
+        return f"{format_verdicts(group)}: [figure](figures/{claim.figure}.svg)"
+    return format_verdicts(group) + (f": {claim.reason}" if claim.reason else "")

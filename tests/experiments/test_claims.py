@@ -1,6 +1,8 @@
 """The rules that judge claims."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,12 +13,14 @@ from experiments.common.claims import (
     MARGIN,
     MIN_RUNS,
     UNDECIDED,
+    Claim,
     above,
     at_least,
     at_most,
     below,
     format_difference,
     format_interval,
+    judge_claims,
     near,
     verdict,
 )
@@ -118,3 +122,9 @@ def test_numbers_in_text() -> None:
     assert not format_difference(around(1.0, 1.5)).endswith("\\*")
     assert paired({1: 2.0}, {2: 1.0}) is None
     assert join_words(["a", "b", "c"]) == "a, b and c"
+
+
+def test_a_figure_is_drawn_and_not_undecided() -> None:
+    claim: Claim[Any] = Claim("Curves", "Losses of each task.", figure="curves")
+    verdicts = judge_claims([claim], SimpleNamespace(judged_streams=("one",), has_row=lambda stream, row: False))
+    assert [(verdict.word, "docs/figures/curves.svg" in verdict.evidence) for verdict in verdicts] == [("drawn", True)]
