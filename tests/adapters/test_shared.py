@@ -118,9 +118,7 @@ def test_a_layer_that_someone_else_computes_again_is_refused(reentrant: bool) ->
     for number, layer in enumerate(layers):
         layers[number] = Again(layer, reentrant=reentrant)
     adapters.model.enable_input_require_grads()
-    with pytest.raises(
-        UserError, match="a layer that is computed again without weights"
-    ):
+    with pytest.raises(UserError, match="a layer that is computed again without weights"):
         loss_of(adapters, "bert").backward()
 
 

@@ -1,6 +1,7 @@
 """Masks that modules of one's own add to scores hide keys as those do that say so."""
 
 import math
+from weakref import ref
 
 import pytest
 import torch
@@ -66,14 +67,17 @@ def test_other_numbers_stay_what_they_are() -> None:
         assert torch.equal(read_mask(mask, TOKENS)["bias"], mask)
 
 
-@torch.no_grad()
-def test_constants_see_the_mask_of_each_call_though_it_stands_where_another_was() -> None:
-    """A mask that is added is read anew in each layer, into memory that the one of the layer before has left."""
-    torch.manual_seed(0)
-    heads = ConstantHeads([torch.ones(1, 3, 3)], [0])
-    value, memory = torch.tensor([[[[3.0], [6.0], [9.0]]]]), torch.ones(1, 1, 3, 3, dtype=torch.bool)
-    call = AttentionCall(query=value, key=value, value=value, scale=1.0, keep=memory)
-    assert attend(heads.apply_to(call), ReductionRequest())[0].flatten().tolist() == [6.0, 6.0, 6.0]
-    memory[..., 2] = False
-    memory[..., 0, 1] = False
-    assert attend(heads.apply_to(call), ReductionRequest())[0].flatten().tolist() == [3.0, 4.5, 4.5]
+def test_what_is_known_of_a_mask_is_not_taken_for_that_of_another_at_its_address() -> None:
+    """A mask that is added is read anew in each layer. While something is known of it nothing else can be there."""
+    heads = ConstantHeads([torch.ones(1, 4, 4)], [0])
+    value, masks = torch.arange(4.0)[None, None, :, None], []
+    for number in range(6):
+        keep = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+        keep[..., 0, 1:] = bool(number % 2)
+        masks.append(ref(keep))
+        call = AttentionCall(query=value, key=value, value=value, scale=1.0, keep=keep)
+        found = attend(heads.apply_to(call), ReductionRequest())[0].flatten().tolist()
+        assert found == [1.5 * (number % 2), 1.5, 1.5, 1.5]
+        del call, keep
+        assert masks[-1]() is not None
+    assert [mask() is not None for mask in masks] == [False] * 4 + [True] * 2

@@ -3,6 +3,7 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -91,6 +92,24 @@ def test_each_layer_is_computed_again_in_its_forward(what: str, reentrant: bool)
             torch.testing.assert_close(gradients(model), expected)
     functions = [layer._gradient_checkpointing_func for layer in model.layers]
     assert all(isinstance(function, partial) for function in functions)  # Transformers' own again
+
+
+def test_blocks_on_one_model_end_in_any_order_and_leave_nothing_behind() -> None:
+    model = make_model()
+    blocks = [regard.replacing(model, AttentionSpec(window=2, prefix=1), layers=[0]), REPLACED["all constant"](model)]
+    with ExitStack() as first:
+        first.enter_context(blocks[0])
+        with blocks[1]:
+            expected = expected_gradients(model, BATCHES)
+            enable(model, reentrant=False)
+            own = model.layers[0]._gradient_checkpointing_func
+            for _ in range(3):
+                torch.stack([loss(model, batch) for batch in BATCHES]).sum().backward()
+                torch.testing.assert_close(gradients(model), expected)
+            assert model.layers[0]._gradient_checkpointing_func.function.function is own
+            first.close()
+            assert model.layers[0]._gradient_checkpointing_func.function is own
+    assert model.layers[0]._gradient_checkpointing_func is own
 
 
 def test_copies_of_replaced_models_have_forwards_of_their_own() -> None:

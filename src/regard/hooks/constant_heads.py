@@ -23,6 +23,8 @@ NAME = "constant_heads"
 
 MaskAnswers = dict[tuple[int, ...], tuple[Tensor, bool]]
 """View of a mask → the mask and the answer."""
+KEPT_MASKS = 2
+"""As many kinds of masks as models alternate between layers."""
 
 
 @dataclass
@@ -70,13 +72,12 @@ class PassState:
 def _ask_once(answers: MaskAnswers, mask: Tensor, ask: Callable[[], bool]) -> bool:
     """Return the answer on a mask, which may be known from another layer.
 
-    Only of a view of the host's own mask, which is kept with it: a mask that was made for one call leaves its address
-    to that of another.
+    A mask is kept with its answer: else one that was made for a call would leave its address to that of another.
     """
-    if mask._base is None:
-        return ask()
     view = (mask.data_ptr(), *mask.shape, *mask.stride())
     if view not in answers:
+        if len(answers) == KEPT_MASKS:
+            del answers[next(iter(answers))]
         answers[view] = mask, ask()
     return answers[view][1]
 

@@ -73,21 +73,25 @@ class Passes(ByThread[State]):
         if is_traced() or not torch.is_grad_enabled():
             return
         for module in stack.modules():
-            if getattr(module, "gradient_checkpointing", False) and module.training:
-                function = getattr(module, FUNCTION)
-                if not (isinstance(function, _Checkpointing) and function.passes is self):
-                    setattr(module, FUNCTION, _Checkpointing(function, self))
+            function = getattr(module, FUNCTION, None)
+            is_used = getattr(module, "gradient_checkpointing", False) and module.training
+            if function is not None and is_used and not any(link.passes is self for link in _links(function)):
+                setattr(module, FUNCTION, _Checkpointing(function, self))
         if not self.is_again:
             is_alone = self._is_computed_again or (state.is_plain and self._waiting.is_plain)
             self._are_several = not is_alone or (self._are_several and not self._is_computed_again)
             self._waiting, self._is_computed_again = state, False
 
     def end_in(self, stack: nn.Module) -> None:
-        """Leave a stack as it was."""
+        """Leave the checkpointing functions of a stack as they were."""
         for module in stack.modules():
             function = vars(module).get(FUNCTION)
-            if isinstance(function, _Checkpointing) and function.passes is self:
-                setattr(module, FUNCTION, function.function)
+            links = _links(function)
+            if any(link.passes is self for link in links):
+                function = links[-1].function
+                for link in reversed(links):
+                    function = function if link.passes is self else _Checkpointing(function, link.passes)
+                setattr(module, FUNCTION, function)
 
 
 @dataclass(frozen=True)
@@ -112,3 +116,12 @@ class _Checkpointing:
                 return part(*inputs, **named)
 
         return self.function(compute, *args, **options)
+
+
+def _links(function: Any) -> list[_Checkpointing]:
+    """Return the functions of several passes around a checkpointing function, the outermost first."""
+    links = []
+    while isinstance(function, _Checkpointing):
+        links.append(function)
+        function = function.function
+    return links
