@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from regard.continual.diagnostics import COLUMNS, DEGREES, DIAGNOSTICS, TOP, diagnose, measure_sink_degrees
+from regard.continual.diagnostics import COLUMNS, DIAGNOSTICS, TOP, diagnose
 from regard.errors import UserError
 
 VOCABULARY, LAYERS, HEADS = 40, 2, 4
@@ -231,34 +231,8 @@ def test_one_sample_has_no_standard_error() -> None:
     assert table["standard_error"].isna().all()
 
 
-def test_degrees_of_tokens_are_means_over_their_places() -> None:
-    """Token by token: mean over heads and places within a sample, then over samples."""
-    model = encoder()
-    with_twice = [*samples(), batch([torch.tensor([5, 7, 5, 5, 9])])]
-    by_token: dict[tuple[int, int], list[float]] = {}
-    for given in with_twice:
-        for ids, maps, _ in matrices(model, "encoder.layer", given):
-            for layer, weights in enumerate(maps):
-                degree = weights.mean(1).mean(0)
-                for token in ids.unique().tolist():
-                    by_token.setdefault((layer, token), []).append(float(degree[ids == token].mean()))
-    table = measure_sink_degrees(model, iter(with_twice))
-    assert tuple(table.columns) == DEGREES
-    rows = {(int(row.layer), row.token): row for row in table.itertuples()}
-    assert rows.keys() == by_token.keys()
-    for key, values in by_token.items():
-        assert rows[key].n == len(values)
-        assert rows[key].value == pytest.approx(mean(values), abs=1e-12)
-        if len(values) > 1:
-            assert rows[key].standard_error == pytest.approx(pd.Series(values).sem(), abs=1e-12)
-        else:
-            assert pd.isna(rows[key].standard_error)
-    assert max(len(values) for values in by_token.values()) > 1
-
-
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("call", [diagnose, measure_sink_degrees])
-def test_a_training_goes_on_as_if_nothing_had_looked(family: str, call: Callable[..., pd.DataFrame]) -> None:
+def test_a_training_goes_on_as_if_nothing_had_looked(family: str) -> None:
     def gradients(*, looks: bool) -> tuple[dict[str, Tensor], Tensor]:
         model = encoder(family)
         for parameter in list(model.parameters())[::3]:
@@ -273,7 +247,7 @@ def test_a_training_goes_on_as_if_nothing_had_looked(family: str, call: Callable
             before = [module.training for module in model.modules()]
             implementation, chance = model.config._attn_implementation, torch.get_rng_state()
             hooks = [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
-            call(model, samples(), **({"common": COMMON} if call is diagnose else {}))
+            diagnose(model, samples(), common=COMMON)
             assert [module.training for module in model.modules()] == before
             assert not all(before)
             assert model.config._attn_implementation == implementation
@@ -332,12 +306,9 @@ def test_an_unknown_statistic_is_refused(names: list[str], came: str) -> None:
         diagnose(encoder(), samples(), common=COMMON, statistics=names)
 
 
-@pytest.mark.parametrize(
-    "call", [lambda b: diagnose(encoder(), b, common=COMMON), lambda b: measure_sink_degrees(encoder(), b)]
-)
-def test_no_samples_are_refused(call: Callable[..., pd.DataFrame]) -> None:
+def test_no_samples_are_refused() -> None:
     with pytest.raises(UserError, match=r"^batches: expected at least one .*, got none$"):
-        call([])
+        diagnose(encoder(), [], common=COMMON)
 
 
 def test_samples_without_ids_have_no_common_sinks() -> None:
@@ -345,8 +316,6 @@ def test_samples_without_ids_have_no_common_sinks() -> None:
     with pytest.raises(UserError, match=r"^batches: expected input_ids .*common_sink_ratio"):
         diagnose(encoder(), [vectors], common=COMMON)
     assert len(diagnose(encoder(), [vectors], common=COMMON, statistics=["over_smoothing"])) == LAYERS + 1
-    with pytest.raises(UserError, match=r"^batches: expected at least one with input_ids"):
-        measure_sink_degrees(encoder(), [vectors])
 
 
 def test_a_decoder_beside_the_encoder_is_refused() -> None:

@@ -32,8 +32,6 @@ DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectra
 """What is diagnosed unless the caller chooses, named as in `regard.statistics`."""
 COLUMNS = ("statistic", "layer", "value", "standard_error")
 """The columns of what `diagnose` gives."""
-DEGREES = ("layer", "token", "value", "standard_error", "n")
-"""The columns of what `measure_sink_degrees` gives."""
 TOP = 5
 """How many sinks of a head the summaries over all layers are also taken of."""
 Batch = Mapping[str, Tensor]
@@ -66,19 +64,6 @@ def diagnose(
             requested.append(_Means(f"{name}_top{TOP}", _STATISTICS[name](TOP, common), by_layer=False))
     rows = _measure_rows(encoder, batches, requested)
     return make_table([(row.statistic, row.layer, row.value, row.standard_error) for row in rows], COLUMNS)
-
-
-def measure_sink_degrees(encoder: PreTrainedModel, batches: Iterable[Batch]) -> pd.DataFrame:
-    """Return the average outer degree of each token id in each layer: over heads, places, and `n` samples with it."""
-    samples = list(batches)
-    ids = [batch["input_ids"].flatten().cpu() for batch in samples if "input_ids" in batch]
-    if not ids:
-        raise UserError("batches: expected at least one with input_ids, got none")
-    token_ids = torch.cat(ids).unique()
-    rows = _measure_rows(encoder, samples, [_TokenDegrees(token_ids)])
-    numbers = token_ids.tolist()
-    values = [(r.layer, numbers[r.position], r.value, r.standard_error, r.n) for r in rows if r.position is not None]
-    return make_table(values, DEGREES).astype({"token": "int64"})
 
 
 def _measure_rows(
@@ -145,27 +130,6 @@ class _SinkDegree(ColumnMass):
             valid_mask = topk_valid(index, present)
             sums = degree.gather(-1, index).masked_fill(~valid_mask, 0.0).sum(-1)
             yield SampleValues(self.key(layer, "head"), sums / valid_mask.sum(-1).clamp(min=1), present.any(-1))
-
-
-class _TokenDegrees(ColumnMass):
-    """The mean d of each known token in a sample, over its places and heads; at the token's place among the known."""
-
-    name = "sink_degrees"
-
-    def __init__(self, known: Tensor) -> None:
-        super().__init__()
-        self.known = known
-
-    def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
-        assert layer.token_ids is not None
-        for _, degree, present, _ in super().layer_values(layer):
-            assert present is not None
-            ids = layer.token_ids[:, : present.shape[1]].contiguous()
-            index = torch.searchsorted(self.known.to(degree.device), ids).clamp(max=len(self.known) - 1)
-            mean = degree.double().mean(1).masked_fill(~present, 0.0)
-            sums = mean.new_zeros(len(mean), len(self.known)).scatter_add_(1, index, mean)
-            count = torch.zeros_like(sums).scatter_add_(1, index, present.double())
-            yield SampleValues(self.key(layer, "position"), sums / count.clamp(min=1), count > 0)
 
 
 _STATISTICS: dict[str, Callable[[int, frozenset[int]], PerLayer]] = {
