@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from regard.runs.quiet import suppress_logging
+
 CARD = "README.md"
 MARK = "<!-- Regard wrote this card. Without this line, Regard leaves it as it is. -->"
 _TOKENIZER = "tokenizer_config.json"
@@ -71,6 +73,15 @@ class ModelCard:
         path = Path(folder) / CARD
         if not path.exists() or MARK.encode() in path.read_bytes():
             path.write_text(self.render(tokenizer=(Path(folder) / _TOKENIZER).exists()), encoding="utf-8")
+
+
+def save_with_card(folder: Path, model: Any, tokenizer: Any, card: ModelCard) -> None:
+    """Save a trained model, its tokenizer if it has one, and its card."""
+    with suppress_logging():
+        model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    card.write(folder)
 
 
 def is_repository(name: str) -> bool:

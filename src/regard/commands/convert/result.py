@@ -14,7 +14,7 @@ from regard.commands.convert.card import describe_conversion
 from regard.commands.convert.page import convert_page, layer_panels, ledes, loss_panels, stage_lines
 from regard.report.drawing import draw_panels
 from regard.report.terminal import summary
-from regard.runs.quiet import suppress_logging
+from regard.runs.model_card import save_with_card
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -67,9 +67,5 @@ class ConvertResult(RunResult):
 
     def write_artifacts(self, folder: Path) -> None:
         if self.model is not None:
-            with suppress_logging():
-                self.model.save_pretrained(folder / MODEL)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder / MODEL)
-        if self.model is not None:
-            describe_conversion(self.model, self.stages, self.metadata).write(folder / MODEL)
+            card = describe_conversion(self.model, self.stages, self.metadata)
+            save_with_card(folder / MODEL, self.model, self.tokenizer, card)

@@ -16,7 +16,7 @@ from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
 from regard.errors import UserError, check_choice
 from regard.report.drawing import draw_maps, draw_panels
-from regard.runs.quiet import suppress_logging
+from regard.runs.model_card import save_with_card
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -82,12 +82,8 @@ class PretrainResult(RunResult):
 
     def write_artifacts(self, folder: Path) -> None:
         if self.model is not None:
-            with suppress_logging():
-                self.model.save_pretrained(folder / MODEL)
-        if self.tokenizer is not None:
-            self.tokenizer.save_pretrained(folder / MODEL)
-        if self.model is not None:
-            describe_trained(self.model, self.metadata).write(folder / MODEL)
+            card = describe_trained(self.model, self.metadata)
+            save_with_card(folder / MODEL, self.model, self.tokenizer, card)
 
 
 def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
