@@ -217,8 +217,6 @@ def test_mistakes_are_said() -> None:
         summarize(good.drop(columns=["value", "metric"]))
     with pytest.raises(UserError, match="expected one value for each run, several are of stream letters"):
         compare_methods(pd.concat([good, good]))
-    with pytest.raises(UserError, match="confidence: expected a number between 0 and 1, got 95"):
-        summarize(good, confidence=95)
 
 
 def test_a_table_without_rows_has_none() -> None:

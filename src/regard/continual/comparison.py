@@ -8,7 +8,7 @@ import pandas as pd
 
 from regard.continual.metrics import check_columns, check_unique
 from regard.errors import UserError
-from regard.runs.intervals import check_confidence, holm, signed_rank_test, t_interval, t_test
+from regard.runs.intervals import holm, signed_rank_test, t_interval, t_test
 
 COLUMNS = ("stream", "method", "seed", "order", "scenario", "metric", "value")
 """The columns of a table of metrics."""
@@ -23,22 +23,21 @@ DIFFERENCES = (
 )
 
 
-def summarize(metrics: pd.DataFrame, confidence: float = 0.95) -> pd.DataFrame:
+def summarize(metrics: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each stream, method, scenario and metric: `n` runs, `mean`, `std`, `ci_low` and `ci_high`.
 
-    The interval is Student's, mean ± t · s/√n. Values that are not defined are left out.
+    The interval is Student's of 95 %, mean ± t · s/√n. Values that are not defined are left out.
     """
     check_metrics(metrics)
-    check_confidence(confidence)
     keys = ["stream", "method", "scenario", "metric"]
     rows = [
-        {**dict(zip(keys, key, strict=True)), **asdict(t_interval(group["value"].dropna().to_numpy(), confidence))}
+        {**dict(zip(keys, key, strict=True)), **asdict(t_interval(group["value"].dropna().to_numpy()))}
         for key, group in metrics.groupby(keys, sort=False)
     ]
     return pd.DataFrame(rows, columns=[*SUMMARY]).astype(dict.fromkeys(SUMMARY[5:], "float64"))
 
 
-def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidence: float = 0.95) -> pd.DataFrame:
+def compare_methods(metrics: pd.DataFrame, against: str | None = None) -> pd.DataFrame:
     """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
     Against one method, or, if it is None, each against all before it. Runs are paired by seed and order; without one in
@@ -47,13 +46,12 @@ def compare_methods(metrics: pd.DataFrame, against: str | None = None, confidenc
     run or equal differences, and of `signed_rank` for fewer than 6 that are not 0.
     """
     check_metrics(metrics)
-    check_confidence(confidence)
     methods = list(metrics["method"].unique())
     if against is not None and against not in methods:
         raise UserError(f"against: expected a method of the table ({', '.join(map(str, methods))}), got {against}")
     rows = []
     for key, group in metrics.groupby([*PLACE], sort=False):
-        rows += _compare_pairs(key, group, against, confidence)
+        rows += _compare_pairs(key, group, against)
     types = {**dict.fromkeys(DIFFERENCES[6:], "float64"), "overlaps": "boolean"}
     return pd.DataFrame(rows, columns=[*DIFFERENCES]).astype(types)
 
@@ -64,9 +62,7 @@ def check_metrics(metrics: pd.DataFrame) -> None:
     check_unique("metrics: expected one value for each run", metrics, (*PLACE, "method", *PAIR))
 
 
-def _compare_pairs(
-    key: tuple[Any, ...], group: pd.DataFrame, against: str | None, confidence: float
-) -> list[dict[str, Any]]:
+def _compare_pairs(key: tuple[Any, ...], group: pd.DataFrame, against: str | None) -> list[dict[str, Any]]:
     if group["method"].nunique() < 2:
         return []
     values = {method: rows.set_index([*PAIR])["value"] for method, rows in group.groupby("method", sort=False)}
@@ -78,7 +74,7 @@ def _compare_pairs(
     for method, other in pairs:
         paired = (values[method] - values[other]).dropna().to_numpy(dtype=np.float64)
         if len(paired):
-            interval = t_interval(paired, confidence)
+            interval = t_interval(paired)
             row = {**dict(zip(PLACE, key, strict=True)), "method": method, "against": other, **asdict(interval)}
             row |= {"difference": interval.mean, "overlaps": interval.overlaps}
             rows.append(row | {"t_test": t_test(paired), "signed_rank": signed_rank_test(paired)})

@@ -123,8 +123,8 @@ def strata_half_width(values: Sequence[float] | Floats, sizes: Sequence[int]) ->
     return _joint_half_width(variances, [n - 1 for n, _ in of_texts])
 
 
-def _joint_half_width(variances: Sequence[float], freedom: Sequence[int], confidence: float = 0.95) -> float:
-    """Return half of the interval of a sum of independent means of these variances.
+def _joint_half_width(variances: Sequence[float], freedom: Sequence[int]) -> float:
+    """Return half of the interval of 95 % of a sum of independent means of these variances.
 
     Its degrees of freedom are Satterthwaite's (1946, Biometrics Bulletin 2, 110), rounded down.
     """
@@ -132,11 +132,11 @@ def _joint_half_width(variances: Sequence[float], freedom: Sequence[int], confid
     if total == 0:
         return 0.0
     joint = total**2 / sum(variance**2 / free for variance, free in zip(variances, freedom, strict=True))
-    return t_quantile(confidence, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
+    return t_quantile(0.95, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
 
 
-def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float, confidence: float = 0.95) -> float:
-    """Return half of the interval of a difference of two means of `n` and `other_n` values; NaN if one is below 2.
+def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float) -> float:
+    """Return half of the 95 % interval of a difference of two means of `n` and `other_n` values; NaN for one below 2.
 
     A standard error is s/√n. The degrees of freedom are rounded down.
 
@@ -144,7 +144,7 @@ def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: fl
     """
     if min(n, other_n) < 2:
         return math.nan
-    return _joint_half_width([std_error**2, other_std_error**2], [n - 1, other_n - 1], confidence)
+    return _joint_half_width([std_error**2, other_std_error**2], [n - 1, other_n - 1])
 
 
 class SeedDifference(NamedTuple):
