@@ -1,4 +1,4 @@
-"""What takes the time of finished runs of `regard learn`, as the table of docs/learn.md.
+"""What takes the time of finished runs of `regard learn`, as docs/learn.md says it.
 
 python -m benchmarks.run_shares NAME=RUN [NAME=RUN …]
 
