@@ -93,13 +93,28 @@ def test_the_files_of_a_tracker_stay_when_the_work_folder_goes(tmp_path: Path, r
 
 def test_logs_stand_beside_the_work_folder(tmp_path: Path) -> None:
     assert find_log_dir(None, resume=False) is None
+    assert find_log_dir(tmp_path / "run.work", resume=False) == tmp_path / "run.logs"
     kept = tmp_path / "run.logs" / "row"
-    kept.parent.mkdir()
     kept.touch()
     assert find_log_dir(tmp_path / "run.work", resume=True) == kept.parent
     assert kept.exists()
     assert find_log_dir(tmp_path / "run.work", resume=False) == kept.parent
     assert not kept.exists()
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_folder_of_logs_that_no_run_has_made_is_left_alone(tmp_path: Path, *, resume: bool) -> None:
+    own = tmp_path / "run.logs" / "notes.txt"
+    own.parent.mkdir()
+    own.write_text("mine", encoding="utf-8")
+    with pytest.raises(UserError, match=r"^trackers: expected a new folder, .*run\.logs holds other files$"):
+        find_log_dir(tmp_path / "run.work", resume=resume)
+    assert own.read_text(encoding="utf-8") == "mine"
+    own.unlink()
+    assert find_log_dir(tmp_path / "run.work", resume=resume) == own.parent
+    own.parent.joinpath("row").touch()
+    find_log_dir(tmp_path / "run.work", resume=False)
+    assert not own.parent.joinpath("row").exists()
 
 
 def test_trials_of_a_sweep_have_trackers() -> None:

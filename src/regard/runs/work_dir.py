@@ -26,6 +26,8 @@ UNFINISHED_MARK = f"{UNFINISHED}{MARK}"
 """The only unfinished entry of a run that stands at the top of its work folder, where the user may have others."""
 PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 """Where the run before this one waits until this one has something to go on with, and while it is moved there."""
+LOG_MARK = ".regard-logs"
+"""What shows that a folder of trackers' files is of a run, which may delete it."""
 SCHEMA_VERSION = 1
 
 
@@ -198,14 +200,22 @@ def open_work_dir(
 def find_log_dir(folder: str | Path | None, *, resume: bool) -> Path | None:
     """Return where trackers of a run write files: OUT.logs beside the work folder OUT.work, which does not last.
 
-    What an earlier run has logged there is deleted, unless this one goes on with it. None without a work folder.
+    The folder is made, and marked. What an earlier run has logged there is deleted, unless this one goes on with it.
+    None without a work folder. Raises UserError if the folder holds files of another origin.
     """
     if folder is None:
         return None
     work = Path(folder).absolute()
     logs = work.with_name(f"{work.name.removesuffix('.work')}.logs")
-    if not resume and is_main_process():
-        shutil.rmtree(logs, ignore_errors=True)
+    with raise_on_all_ranks(), readable_errors(logs):
+        if is_main_process():
+            is_free = not logs.exists() or (logs.is_dir() and not any(logs.iterdir()))
+            if not is_free and not (logs / LOG_MARK).exists():
+                raise UserError(f"trackers: expected a new folder, or that of an earlier run; {logs} holds other files")
+            if not is_free and not resume:
+                shutil.rmtree(logs)
+            logs.mkdir(parents=True, exist_ok=True)
+            (logs / LOG_MARK).touch()
     return logs
 
 
