@@ -205,6 +205,12 @@ def _left_out_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_flops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the count of operations out of runs, with --all-cases too."""
+    monkeypatch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+
+
 def _leave_out(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, source: str) -> None:
     from regard.runs.result import RunResult
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.models import TaskDeltas, rebuild_network
 from regard.continual.run import make_learner, run_stream
@@ -35,9 +34,7 @@ REFUSE_IT = ("probe", "idbr", "ctr")
 LORA = ("sapt", "o-lora", "epi")
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def test_a_row_is_held_against_all_classes_that_were_seen_and_against_other_words() -> None:

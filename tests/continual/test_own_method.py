@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from regard.continual import run as running
 from regard.continual.methods import method_named
 from regard.continual.methods.baselines import Finetune
 from regard.continual.run import make_learner, run_stream
@@ -36,9 +35,7 @@ class Other:
 """
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def written(folder: Path, source: str = SOURCE) -> str:

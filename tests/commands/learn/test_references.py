@@ -12,7 +12,6 @@ from regard.commands.learn.references import LORA, choose_reference_lora, descri
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import Progress, learn
 from regard.commands.learn.words import write_warnings
-from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
 from regard.errors import UserError
@@ -25,9 +24,7 @@ SMALL: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "seeds": [1]}
 TOLD = "trains LoRA adapters of rank 2 (alpha 32; query, value); --references model trains the whole model"
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def chosen(method: str, **fields: Any) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods.epi import (
     OTHER_TASK_PENALTY,
@@ -30,9 +29,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 SMALL = EpiConfig(r=2)
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def made(config: EpiConfig = SMALL) -> tuple[Learner, Epi]:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors
@@ -26,9 +25,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.methods.lfpt5 import (
     GENERATED,
@@ -38,9 +37,7 @@ SMALL = Lfpt5Config(
 SAID = [[["animals : cat the say :", "animals : dog say :"], ["a cat", "a dog"]]]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def made(kind: Kind = "t5", config: Lfpt5Config = SMALL, **changes: Any) -> tuple[Learner, Lfpt5]:

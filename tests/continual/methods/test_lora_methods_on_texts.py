@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual import run as running
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors
@@ -18,9 +17,7 @@ NAMES = ("sequential-lora", "incremental-lora", "replay-lora", "o-lora", "n-lora
 SAID: dict[str, dict[str, Any]] = {"replay-lora": {"memory_size": 4}, "inflora": {"threshold": 0.5}}
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual import run as running
 from regard.continual.costs import measure_memory
 from regard.continual.methods.merges import MergeNetwork
 from regard.continual.run import make_learner, run_stream
@@ -20,9 +19,7 @@ from tests.continual.small_tasks import BUDGET, loaded
 NAMES = ("merge-linear", "merge-ties", "merge-dare")
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def defined(name: str, deltas: list[Tensor], scale: float, density: float, seed: int) -> Tensor:

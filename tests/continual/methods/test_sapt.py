@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import gate as measured
-from regard.continual import run as running
 from regard.continual.adapter_network import choose_initial_adapter
 from regard.continual.gate import find_closed_gates, measure_gate
 from regard.continual.learner import Learner
@@ -25,10 +24,7 @@ from regard.errors import UserError
 from regard.models.heads import HeadName
 from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def begun(*, head: HeadName | None = None, **config: Any) -> tuple[Learner, Sapt]:

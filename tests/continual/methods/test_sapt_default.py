@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from regard.adapters.discriminant import DiscriminantRouter
-from regard.continual import run as running
 from regard.continual.costs import measure_memory
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
@@ -26,10 +25,7 @@ from regard.errors import UserError
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def begun(name: str = "sapt", rows: int = 8, **config: Any) -> tuple[Learner, Sapt, SaptNetwork]:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual import run as running
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
@@ -14,10 +13,7 @@ from regard.continual.run import make_learner, run_stream
 from tests.continual.small_tasks import learnt_router
 from tests.continual.small_text_tasks import BUDGET, KINDS, lively, stream
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) -> tuple[Learner, Sapt, SaptNetwork]:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from regard.adapters.prompt_pool import PromptAdapterPool
-from regard.continual import run as running
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
@@ -35,9 +34,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def made(**config: Any) -> tuple[Learner, Sapt, SaptNetwork]:

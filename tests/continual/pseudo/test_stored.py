@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from regard.continual import run as running
 from regard.continual.costs import measure_memory
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig
@@ -21,10 +20,7 @@ from tests.continual.pseudo.test_files import published
 from tests.continual.small_tasks import learnt_router
 from tests.continual.small_text_tasks import loaded
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("without_flops")
 
 
 def classes(**config: Any) -> tuple[Learner, Sapt]:
