@@ -12,6 +12,7 @@ from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
+from regard.models.limits import reads_no_tokens
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -198,8 +199,14 @@ def _count_blocks(reader: nn.Module, num_layers: int) -> int:
 
 
 def _find_stack(reader: nn.Module, num_layers: int) -> list[nn.Module] | None:
-    """Return the layers of a model; None if they are no modules of their own, or each is spread over several lists."""
-    for module in reader.modules():
+    """Return the layers of a model; None if they are no modules of their own, or each is spread over several lists.
+
+    Parts that read images or sounds may have as many.
+    """
+    towers = tuple(f"{name}." for name, module in reader.named_modules() if name and reads_no_tokens(module))
+    for name, module in reader.named_modules():
+        if f"{name}.".startswith(towers):
+            continue
         lists = [child for child in module.children() if isinstance(child, nn.ModuleList) and len(child) == num_layers]
         if lists:
             return list(lists[0]) if len(lists) == 1 else None
