@@ -14,6 +14,8 @@ from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import is_in_backward
 
+TOKENS_FIRST = ("LongformerSelfAttention", "LEDEncoderSelfAttention")
+"""Attention modules whose layers read states (token, row, inputs)."""
 GATHERED = 50
 """Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""
 
@@ -249,10 +251,14 @@ class LoraAdapters(nn.Module):
 
 
 class MixedLayer(nn.Module):
-    """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes."""
+    """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes.
 
-    def __init__(self, layer: Any, mixture: Mixture, **options: Any) -> None:
+    With `tokens_first` it reads states (token, row, inputs), which have their rows' weights all the same.
+    """
+
+    def __init__(self, layer: Any, mixture: Mixture, *, tokens_first: bool = False, **options: Any) -> None:
         super().__init__()
+        self.tokens_first = tokens_first
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
         like = torch.empty(0, device=execution_device(layer))
@@ -268,7 +274,12 @@ class MixedLayer(nn.Module):
         return self.base_layer.bias
 
     def forward(self, states: Tensor) -> Tensor:
-        return self.adapters(states, self.base_layer(states), self.mixture)
+        out = self.base_layer(states)
+        return self.by_row(self.adapters(self.by_row(states), self.by_row(out), self.mixture))
+
+    def by_row(self, states: Tensor) -> Tensor:
+        """Return states with rows first, or those with rows first as the layer has them."""
+        return states.transpose(0, 1) if self.tokens_first else states
 
 
 def is_linear_layer(module: nn.Module) -> bool:

@@ -3,11 +3,12 @@
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
-from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.lora import TOKENS_FIRST, LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
@@ -55,7 +56,9 @@ class LoraAdapterPool(AdapterPool):
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
             layer_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")
-            options = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
+            options: dict[str, Any] = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
+            parent = type(model.get_submodule(name.rpartition(".")[0])).__name__
+            options["tokens_first"] = parent in TOKENS_FIRST
             layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=layer_seed)
             layer.train(model.training)
             model.set_submodule(name, layer)

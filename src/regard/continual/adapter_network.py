@@ -230,7 +230,8 @@ def capture_layer_inputs(network: PoolNetwork, rows: dict[str, Tensor], callback
     mask_of = _make_masks(network, rows)
 
     def hook(name: str, mask: Tensor, _: nn.Module, args: tuple[Tensor]) -> None:
-        states = args[0].detach().reshape(len(mask), -1, args[0].shape[-1])
+        states = network.pool.layers[name].by_row(args[0].detach())
+        states = states.reshape(len(mask), -1, states.shape[-1])[:, : mask.shape[1]]  # some models lengthen texts
         callback(name, states[mask[:, -states.shape[1] :]])
 
     layers = network.pool.layers.items()
