@@ -135,3 +135,26 @@ def test_the_padding_of_the_call_does_not_route() -> None:
     mask = ids.ne(0).long()
     expected = adapters.generate(ids, attention_mask=mask, **OPTIONS, pad_token_id=0)
     assert torch.equal(adapters.generate(ids, **OPTIONS, pad_token_id=0), expected)
+
+
+def test_a_model_that_does_not_return_its_cache_answers_with_the_weights_of_the_prompt() -> None:
+    """RecurrentGemma fills the cache that it is given; the expected answers are made token by token without one."""
+    sizes = {"vocab_size": 50, "hidden_size": 32, "lru_width": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "attention_window_size": 8}
+    torch.manual_seed(0)
+    model = transformers.RecurrentGemmaForCausalLM(transformers.RecurrentGemmaConfig(**sizes, pad_token_id=0)).eval()
+    adapters = SharedAdapters(model, r=2)
+    for name in ("one", "two"):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [{"input_ids": torch.randint(3, 50, (4, 6))}])
+    fill(adapters)
+    adapters.freeze()
+    prompt = torch.randint(3, 50, (2, 6))
+    options = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
+    expected = prompt
+    with torch.no_grad(), adapters.use_weights(adapters.routing_weights(input_ids=prompt)):
+        for _ in range(4):
+            words = adapters(input_ids=expected, use_cache=False).logits[:, -1].argmax(-1)
+            expected = torch.cat([expected, words[:, None]], 1)
+    assert torch.equal(adapters.generate(prompt, **options), expected)
+    assert torch.equal(model.generate(prompt, **options), expected)

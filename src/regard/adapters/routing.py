@@ -14,7 +14,7 @@ from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.errors import UserError, warn_user
-from regard.hooks.caches import cache_name, is_filled
+from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
 
 _MARK = "_regard_weights"
 
@@ -258,12 +258,14 @@ class Routing:
         return self.router(self.vectors(inputs, prompt))
 
     def _after_reading(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """Attach the weights to the outputs computed with them."""
+        """Attach the weights to the outputs computed with them, and to a cache that was filled but is not returned."""
         if self._is_reading:
             return
         record = _WeightRecord(self.mixture.weights, self.state)
         values = list(output.values()) if isinstance(output, Mapping) else list(output)
-        carriers = [output, *values[:1]] if self.two_parts else [value for value in values if isinstance(value, Cache)]
+        given = [self._calls[-1].inputs.get(name) for name in CACHE_NAMES] if self._calls else []
+        caches = [value for value in (*values, *given) if isinstance(value, Cache)]
+        carriers = [output, *values[:1]] if self.two_parts else caches
         for carrier in carriers:
             if not isinstance(carrier, tuple):
                 setattr(carrier, _MARK, record)
