@@ -79,6 +79,9 @@ class StateReader:
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
         config = self.reader.config.get_text_config()
+        if missing := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(config, name)]:
+            got = f"{type(config).__name__} without {' and '.join(missing)}; query='embeddings' is possible"
+            raise UserError(f"query: expected a model that says its layers and width, got {got}")
         num_layers = _count_blocks(reader, config.num_hidden_layers)
         self.layers = _select_layers(layers, num_layers)
         self.width = config.hidden_size * len(self.layers)
@@ -135,7 +138,7 @@ class StateReader:
 
     def _pool(self, states: Mapping[int, Tensor], valid: Tensor) -> Tensor:
         length = valid.shape[1]
-        if any(states[layer].shape[1] < length for layer in self.layers):
+        if any(states[layer].dim() != 3 or states[layer].shape[1] < length for layer in self.layers):
             shape = tuple(states[self.layers[0]].shape)
             raise UserError(f"query: expected states of {length} tokens, got {shape}; query='embeddings' is possible")
         # some models lengthen texts on the right to whole windows
