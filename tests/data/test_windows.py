@@ -62,6 +62,33 @@ def test_bos(name: str, bos: Any, expected: tuple[int, ...], words: Words, reque
     assert found.special[0].tolist() == [token < 10 for token in expected]
 
 
+@pytest.mark.parametrize(
+    "name,bos,expected",
+    [
+        ("with_bos", "keep", (4, 10, 11, 12)),
+        ("with_bos", "drop", (10, 11, 12, 13)),
+        ("plain", "keep", (4, 10, 11, 12)),  # as written
+        ("plain", "add", (4, 10, 11, 12)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:texts. the names of special tokens")
+def test_a_text_that_begins_with_the_token_before_texts_has_it_once(
+    name: str, bos: Any, expected: tuple[int, ...], words: Words, request: pytest.FixtureRequest
+) -> None:
+    """As of a chat template that writes it; else two columns share the sink of the first."""
+    tokenizer = request.getfixturevalue(name)
+    found = make_text_windows(["<s> " + words(0, 4)], tokenizer, length=4, samples=1, bos=bos)
+    assert rows(found.input_ids) == {expected}
+
+
+@pytest.mark.filterwarnings("ignore:texts. the names of special tokens")
+def test_a_token_before_texts_that_is_written_within_one_stays(with_bos: Any, words: Words) -> None:
+    """Also where a section of a document begins with it."""
+    text = "w0 " * 1365 + "<s> " + "w1 " * 1360  # cut at the last space of the first 4,096 characters
+    found = make_text_windows([text], with_bos, length=4, samples=908)  # of 3 words each: 455 and 453 of the sections
+    assert sum(row.count(4) for row in found.input_ids.tolist()) == 908 + 1
+
+
 def test_no_bos_to_add(bare: Any, words: Words) -> None:
     with pytest.raises(UserError, match="BOS, CLS or EOS"):
         make_text_windows([words(0, 9)], bare, length=4, samples=1, bos="add")

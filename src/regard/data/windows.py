@@ -60,9 +60,10 @@ def make_text_windows(
 
     Each window has the special tokens that the tokenizer puts around a text and, between them, consecutive tokens of
     one document. The name of a special token in a text is that token, as in a text that a chat template has made, and
-    a warning says so. Documents are cut at white space into sections of a few windows. Documents and their sections are
-    shuffled by `seed` and taken in turn: the first section of every document, then the second, and so on. Each section
-    gives one window; further ones are used only after that. `bos` is to "keep", "drop" or "add" tokens before the text.
+    a warning says so. A document that begins with the tokens that are put before a text has them once. Documents are
+    cut at white space into sections of a few windows. Documents and their sections are shuffled by `seed` and taken in
+    turn: the first section of every document, then the second, and so on. Each section gives one window; further ones
+    are used only after that. `bos` is to "keep", "drop" or "add" tokens before the text.
     """
     frame = _make_frame(tokenizer, bos, length, samples, max_length)
     content_length = frame.content_length
@@ -72,8 +73,11 @@ def make_text_windows(
     spare: list[list[tuple[int, list[int]]]] = []
     longest: dict[int, int] = {}
     written = WrittenTokens(tokenizer)
-    for document, section in _iterate_sections(documents, section_size, rng):
+    first = frame.before or tokens_before(tokenizer)
+    for document, section, begins in _iterate_sections(documents, section_size, rng):
         ids = _tokenize(section, tokenizer)
+        if begins and tuple(ids[: len(first)]) == first:
+            ids = ids[len(first) :]
         written.look([section])
         longest[document] = max(longest.get(document, 0), len(ids))
         starts = range(0, len(ids) - content_length + 1, content_length)
@@ -168,8 +172,11 @@ def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
     )["input_ids"]
 
 
-def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str]]:
-    """Iterate over document index and section: one section of each document at a time, all in random order."""
+def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str, bool]]:
+    """Iterate over document index, section, and whether the document begins with it.
+
+    One section of each document comes at a time, all in random order.
+    """
     queues = []
     for document in rng.sample(range(len(documents)), len(documents)):
         spans = list(_find_spans(documents[document], size))
@@ -177,7 +184,7 @@ def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -
         queues.append([(document, start, end) for start, end in spans])
     for turn in itertools.zip_longest(*queues):
         for document, start, end in filter(None, turn):
-            yield document, documents[document][start:end]
+            yield document, documents[document][start:end], not start
 
 
 def _find_spans(text: str, size: int) -> Iterator[tuple[int, int]]:
