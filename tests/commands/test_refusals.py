@@ -94,6 +94,11 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         ("model.bin", b"w1 w2", "texts: expected a file with one of the suffixes .txt, .txt.gz, .jsonl, "),
         ("bad.jsonl", b'{"text": "a"}\n{"text"\n', "texts: expected JSON in bad.jsonl, line 2: "),
         ("keyless.jsonl", b'{"body": "a"}\n', "texts: expected the column 'text' in keyless.jsonl, line 1, found body"),
+        (
+            "talks.jsonl",
+            b'{"messages": [{"role": "user", "content": "a"}]}\n',
+            "texts: expected the column 'text' in talks.jsonl, line 1, found messages; write conversations as text first",
+        ),
         ("cut.parquet", b"PAR1", "texts: expected a Parquet file, cut.parquet is none: "),
     ],
 )

@@ -170,6 +170,9 @@ def find_split_files(
     return None
 
 
+_CONVERSATIONS = frozenset({"messages", "conversations", "conversation"})
+
+
 def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
     """Raise UserError if a required column is not available."""
     names = tuple(available)
@@ -177,6 +180,8 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
         if name not in names:
             columns = ", ".join(map(str, names)) or "none"
             hint = "; fields are separated by commas" if len(names) == 1 and ";" in str(names[0]) else ""
+            if _CONVERSATIONS.intersection(names):
+                hint = "; write conversations as text first, by tokenizer.apply_chat_template(…, tokenize=False)"
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
 
 
