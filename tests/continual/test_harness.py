@@ -176,6 +176,26 @@ def test_the_scores_are_those_of_the_harness_itself(task: Path) -> None:
 
 
 @needs_harness
+@pytest.mark.filterwarnings("ignore")
+def test_the_files_of_all_tasks_are_not_read_for_each_score(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are thousands, and take longer than the scores; a task of one's own needs none of them."""
+    from lm_eval.tasks import TaskManager
+
+    made: list[dict[str, Any]] = []
+    original = TaskManager.__init__
+
+    def note(self: Any, *arguments: Any, **options: Any) -> None:
+        made.append(options)
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(TaskManager, "__init__", note)
+    run = learner()
+    evaluate = make_evaluation(run, [str(task)], max_samples=1)
+    assert [len(evaluate(run, number)) for number in range(2)] == [1, 1]
+    assert made == [{"include_defaults": False}]
+
+
+@needs_harness
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(UserError, match="evaluate: cannot read the tasks nowhere_to_be_found"):
         make_evaluation(learner(), ["nowhere_to_be_found"], max_samples=None)

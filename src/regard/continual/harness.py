@@ -47,15 +47,15 @@ def make_evaluation(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise UserError("evaluate: needs the package lm_eval: pip install 'regard[evaluate]'") from error
-    files = [str(Path(name).absolute()) if name.endswith((".yaml", ".yml")) else name for name in names]
-    missing = next((file for file in files if file.endswith((".yaml", ".yml")) and not Path(file).is_file()), None)
+    own = [name.endswith((".yaml", ".yml")) for name in names]
+    files = [str(Path(name).absolute()) if is_own else name for name, is_own in zip(names, own, strict=True)]
+    missing = next((file for file, is_own in zip(files, own, strict=True) if is_own and not Path(file).is_file()), None)
     if missing is not None:
         raise UserError(f"evaluate: expected names of tasks or YAML files of them, there is no {missing}")
     try:
         with suppress_logging():
-            manager = TaskManager(include_defaults=any(file in names for file in files))
-            tasks = list(manager.load(files)["tasks"].values())
-    except (KeyError, ValueError, OSError) as error:
+            manager, tasks = _read_tasks(TaskManager, files, has_names=not all(own))
+    except Exception as error:  # a task may have code of its own, and its data may be anywhere
         raise UserError(f"evaluate: cannot read the tasks {', '.join(names)}: {describe_error(error)[:300]}") from error
 
     def evaluate(current: Learner, _: int) -> list[Row]:
@@ -64,6 +64,7 @@ def make_evaluation(
             results = simple_evaluate(
                 _make_model(cast(TextLearner, current)),
                 tasks=tasks,
+                task_manager=manager,  # without it each call reads the thousands of files of all tasks
                 limit=max_samples,
                 bootstrap_iters=0,
                 log_samples=False,
@@ -72,6 +73,17 @@ def make_evaluation(
         return _make_rows(results)
 
     return evaluate
+
+
+def _read_tasks(manager_class: Any, files: Sequence[str], *, has_names: bool) -> tuple[Any, list[Any]]:
+    """Return the manager and the tasks; the files of lm_eval's own, thousands of them, are read if any is named."""
+    try:
+        manager = manager_class(include_defaults=has_names)
+        return manager, list(manager.load(files)["tasks"].values())
+    except (KeyError, ValueError, OSError, TypeError):  # a group of one's own may name tasks of lm_eval
+        if has_names:
+            raise
+        return _read_tasks(manager_class, files, has_names=True)
 
 
 def _make_rows(results: Any) -> list[Row]:
