@@ -16,7 +16,7 @@ EVERY = ATTENTIONS | MORE
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores as tensors, without a trace by the compiler and its warning that this is not the fused kernel."""
-    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+    monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True, raising=False)
 
 
 def _able(name: str) -> bool:
@@ -32,6 +32,17 @@ def _able(name: str) -> bool:
 def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:
     tensors = {n: t.float() for n, t in parts(EVERY[name], length=21, shares=shares).items()}
     call = call_of(EVERY[name], tensors, length=21)
+    assert call.operation is not None
+    found = flex.flex(call, call.operation)
+    torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:return_lse is deprecated")
+@pytest.mark.parametrize("name", ["sigmoid", "off-by-one"])
+def test_releases_before_aux_requests_are_asked_for_log_normalizers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch 2.6 to 2.8, which give a pair of tensors."""
+    monkeypatch.setattr(flex, "_WITH_LSE", {"return_lse": True})
+    call = call_of(EVERY[name], {n: t.float() for n, t in parts(EVERY[name], length=21).items()}, length=21)
     assert call.operation is not None
     found = flex.flex(call, call.operation)
     torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
