@@ -97,7 +97,7 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         (
             "talks.jsonl",
             b'{"messages": [{"role": "user", "content": "a"}]}\n',
-            "texts: expected the column 'text' in talks.jsonl, line 1, found messages; write conversations as text first",
+            "texts: expected the column 'text' in talks.jsonl, line 1, found messages; write conversations as",
         ),
         ("cut.parquet", b"PAR1", "texts: expected a Parquet file, cut.parquet is none: "),
     ],
