@@ -3,8 +3,9 @@
     python -m tests.mutants [--only TEXT ...] [--list] [--jobs N]
 
 `mutants.toml` has the mutations: a file below src/regard, a part of a line as it stands there, what takes its
-place, and the tests of the default suite of which one must fail. A mutation that is proven to change nothing says why
-under `equivalent`, and is not run. The library is copied to a temporary folder: the working tree is never changed.
+place, and the tests of which one must fail, in any of their cases (`--all-cases`). A mutation that is proven to change
+nothing says why under `equivalent`, and is not run. The library is copied to a temporary folder: the working tree is
+never changed.
 
 Each mutation runs in a process forked from this one, which has imported what Regard imports, but not Regard.
 """
@@ -28,7 +29,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[2]
 MUTANTS = Path(__file__).with_name("mutants.toml")
-TIMEOUT = 900
+TIMEOUT = 1800
 HEAVY = ("torch", "transformers", "pandas", "pytest", "accelerate", "safetensors.torch")
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
 """Plugins of pytest may be among what is imported already."""
@@ -103,7 +104,7 @@ def run_tests(source: Path, tests: Sequence[str], log: Path) -> None:
 
     code = 70
     try:
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *QUIET, *tests]))
+        code = int(pytest.main(["-x", "-q", "--all-cases", "-p", "no:cacheprovider", *QUIET, *tests]))
     except BaseException:
         traceback.print_exc()
     finally:
