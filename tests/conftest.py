@@ -117,9 +117,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without --all-cases.
 
-    A test with several parameters runs with every value of each parameter once, not with their whole product. Where it
-    begins to choose depends on the name of the test, so that different tests run different pairs. A test with the
-    marker `sample(n)` runs at most n of its cases, and one with the marker `exhaustive` none.
+    A test with several parameters runs with every value of each parameter once, not with their whole product, and in
+    no more than `CASES` cases; in the folders `ALIKE`, in no more than two. Where it begins to choose depends on the
+    name of the test, so that different tests run different pairs, and a folder of tests all values. A test with the
+    marker `every_value` runs all values, however many they are; one with the marker `sample(n)` at most n cases, and
+    one with the marker `exhaustive` none.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -129,9 +131,24 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     for test, of_test in cases.items():
         start = crc32(test.encode()) % len(of_test)
         covering = _cover([*of_test[start:], *of_test[:start]])
-        sample = of_test[0].get_closest_marker("sample")
-        selected.update(covering[: sample.args[0]] if sample else covering)
+        selected.update(covering[: _most_cases(of_test[0])])
     return selected
+
+
+CASES = 4
+"""Of a test, at most."""
+ALIKE = {"adapters", "continual"}
+"""Folders where dozens of tests have the same parameter, the family of a model or the method: two cases at most."""
+
+
+def _most_cases(item: pytest.Item) -> int | None:
+    """Return how many cases its test may have. The closest marker counts: of the test before that of its file."""
+    for mark in item.iter_markers():
+        if mark.name == "sample":
+            return int(mark.args[0])
+        if mark.name == "every_value":
+            return None
+    return 2 if ALIKE & set(item.path.parts) else CASES
 
 
 def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -148,7 +165,7 @@ def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     return covering
 
 
-EXAMPLES = 40
+EXAMPLES = 20
 """Of a test of Hypothesis, at most."""
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.every_value
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "regard"
 LEVELS = (

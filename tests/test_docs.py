@@ -40,7 +40,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = ("python", "console")
-LONG = ("learn.md", "pretrain.md", "replace.md")
+LONG = ("convert.md", "learn.md", "measure.md", "pretrain.md", "replace.md")
 """Pages that take many seconds. They run with --all-cases only."""
 LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
 EMBEDDED = re.compile(r'(?<=")minilm(?=")|(?:(?<=measure |replace )|(?<=look ))minilm\b')
@@ -245,6 +245,7 @@ def run_console(block: Block) -> None:
         assert not fails or errors.getvalue().strip() == below
 
 
+@pytest.mark.every_value
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_every_block_runs(
@@ -303,6 +304,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
@@ -331,6 +333,7 @@ def test_every_statistic_has_its_section() -> None:
     assert list(sections()) == list(STATISTICS)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", STATISTICS)
 def test_a_section_says_what_the_statistic_says_of_itself(name: str) -> None:
     section, about = sections()[name], STATISTICS[name]().info

@@ -90,6 +90,7 @@ CASES = {
 }
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("longer", [1, 3], ids=["short", "long"])
 def test_output_is_the_formula_entry_by_entry(name: str, longer: int) -> None:

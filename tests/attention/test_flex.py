@@ -27,6 +27,7 @@ def _able(name: str) -> bool:
     return True
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", [name for name in EVERY if _able(name)])
 @pytest.mark.parametrize("shares", [1, 2])
 def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:

@@ -134,6 +134,7 @@ def assert_like_formulas(found: Tensor, expected: Tensor, tensors: dict[str, Ten
 CASES = [(name, backend) for name, spec in EVERY.items() for backend in FAST if able(spec, backend)]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name, backend", CASES)
 def test_every_attention_by_every_backend_has_the_output_and_gradients_of_the_papers(name: str, backend: str) -> None:
     spec = EVERY[name].changed(backend=backend)
@@ -144,6 +145,7 @@ def test_every_attention_by_every_backend_has_the_output_and_gradients_of_the_pa
     assert_like_formulas(BACKENDS[backend](call, call.operation), expected, tensors)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", EVERY)
 def test_attend_takes_the_backend_of_the_spec_and_has_the_output_of_the_papers(name: str) -> None:
     spec = EVERY[name]

@@ -9,6 +9,8 @@ from regard.attention.call import Operation
 from regard.attention.spec import ATTENTIONS, BACKENDS, EXTRAS, AttentionSpec
 from regard.errors import UserError
 
+pytestmark = pytest.mark.every_value
+
 REFUSED = {
     "weighting": ({"weighting": "relu"}, "unknown weighting 'relu'; choose one of softmax, sigmoid, elu"),
     "feature_map": ({"feature_map": "exp"}, "unknown feature_map 'exp'; choose one of none, elu, mlp"),

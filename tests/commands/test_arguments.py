@@ -10,6 +10,8 @@ import pytest
 import regard
 from regard.cli import COMMANDS, parser
 
+pytestmark = pytest.mark.every_value
+
 RECIPE = (
     *("--attention", "--positions", "--window", "--prefix", "--backend", "--ffn", "--norm", "--num-layers"),
     *("--hidden-size", "--num-heads", "--num-kv-heads", "--intermediate-size", "--length", "--tokenizer"),

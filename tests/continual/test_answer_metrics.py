@@ -29,6 +29,8 @@ from regard.continual.scoring import (
 from regard.data.stream import Metric, Stream, TextPairs, TextTask
 from regard.errors import UserError
 
+pytestmark = pytest.mark.every_value
+
 
 @pytest.mark.parametrize(
     "answer, reference, expected",

@@ -18,6 +18,7 @@ from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import TEXTS_ALONE, made
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", METHODS)
 def test_the_rate_that_is_said_is_that_of_the_last_stage(name: str) -> None:
     text = name in TEXTS_ALONE

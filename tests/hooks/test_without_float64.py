@@ -41,6 +41,7 @@ def llama() -> Any:
     return transformers.LlamaForCausalLM(config).eval()
 
 
+@pytest.mark.every_value
 @pytest.mark.usefixtures("without_float64")
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("name", sorted(STATISTICS.keys() - {"modality_mass", "perturbation_spread"}))

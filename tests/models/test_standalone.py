@@ -86,6 +86,7 @@ def _ids(rows: int = 2, length: int = 9) -> Tensor:
     return torch.randint(3, 41, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("mask", MASKS)
 @torch.no_grad()

@@ -116,6 +116,7 @@ def assert_same(found: Statistic, expected: Statistic, by_place: Callable[..., d
         assert found.tokens() == expected.tokens()
 
 
+@pytest.mark.every_value
 @everywhere
 def test_there_are_rows(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
     """The observations here have the reductions that it needs; without them every test below would pass."""
@@ -287,6 +288,7 @@ def test_what_a_model_gives_in_single_precision_is_enough(
         assert found[place].value == pytest.approx(row.value, rel=1e-4, abs=1e-4), place
 
 
+@pytest.mark.every_value
 @everywhere
 def test_a_statistic_says_what_it_is(new: Callable[[], Statistic]) -> None:
     statistic = new()
@@ -306,6 +308,7 @@ def test_every_need_is_something_that_the_tests_supply(seen: Callable[..., list[
         assert measured(new, seen([(1, 12, 12, True), (2, 12, 12, True)])).result(), new
 
 
+@pytest.mark.every_value
 @everywhere
 def test_columns_are_the_rows(new: Callable[[], Statistic], seen: Callable[..., list[Observation]]) -> None:
     statistic = measured(new, seen([(number, 5, 5, True) for number in range(3)]))

@@ -373,6 +373,7 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_can_be_made(name: str) -> None:
     (course,) = split_methods(LearnConfig(method=name))

@@ -496,6 +496,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
 # -- bad input ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "said, told",
     [

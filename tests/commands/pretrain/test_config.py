@@ -37,6 +37,7 @@ def test_the_paper_s_models_are_those_of_its_table() -> None:
     )
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_every_attention_can_be_asked_for(name: str) -> None:
     chosen = preset_config("nano", attention=name, window=16)
@@ -145,6 +146,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         PretrainConfig.from_file(tmp_path / "none.json")
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", PretrainConfig.field_names())
 def test_every_field_can_be_stated_as_text(name: str) -> None:
     chosen = preset_config(
