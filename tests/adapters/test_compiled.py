@@ -10,6 +10,7 @@ from regard.adapters.shared import SharedAdapters
 from tests.adapters.model_families import filled, made, rows
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("query", ["embeddings", pytest.param("states", marks=pytest.mark.exhaustive)])
 def test_a_compiled_model_gives_the_same_losses_and_gradients(query: str) -> None:

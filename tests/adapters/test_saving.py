@@ -192,6 +192,7 @@ def test_weights_that_are_pickled_are_not_read(tmp_path: Path) -> None:
         SharedAdapters.from_pretrained(tmp_path / "model", tmp_path / "saved")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.minilm
 def test_the_embedded_model_is_known_by_its_name(tmp_path: Path) -> None:
     adapters = SharedAdapters(load("minilm").model, **LEARNT, r=2)

@@ -76,6 +76,7 @@ def test_each_of_four_tasks_gets_its_own_adapter(family: str) -> None:
     assert min(held_out(adapters, family)) >= 0.9
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TWO)
 def test_with_a_trainer_each_of_four_tasks_gets_its_own_adapter(family: str, tmp_path: Path) -> None:
@@ -230,6 +231,7 @@ def test_rows_that_were_held_out_may_be_checked_in_the_place_of_its_own() -> Non
 # -- with SAPT's router --------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", TWO)
 def test_a_learnt_router_is_taught_before_and_reflects(family: str, tmp_path: Path) -> None:

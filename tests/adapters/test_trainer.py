@@ -194,6 +194,7 @@ def test_evaluation_gives_the_loss_and_the_outputs(family: str, tmp_path: Path) 
     assert (found.label_ids == batch["labels"].numpy()).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", LEARNERS)
 def test_accumulated_and_checkpointed_training_gives_the_same(family: str, tmp_path: Path) -> None:
     found = []
@@ -258,6 +259,7 @@ def options(kind: str) -> dict[str, Any]:
     return {"fitted": {}, "prompt": prompt, "learnt": {"fitted": False, **LEARNT}}[kind]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["fitted", "prompt", "learnt"])
 @pytest.mark.parametrize("family", LEARNERS)
 def test_a_resumed_run_equals_the_whole(family: str, kind: str, tmp_path: Path) -> None:

@@ -176,6 +176,7 @@ def test_what_is_learnt_last_is_known_best() -> None:
     assert scores[2, 1] < ENOUGH / 2
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning(name: str) -> None:

@@ -54,6 +54,7 @@ def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_pa
         model.predict(["a cat"], "run-sit")
 
 
+@pytest.mark.exhaustive
 def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: Path, tmp_path: Path) -> None:
     folder = rollback(run, 2, tmp_path / "model", method="sapt", model=loaded())
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -72,7 +73,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         regard.LearntModel.from_pretrained(tmp_path / "empty")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind, method", [("t5", "sapt"), ("llama", "sapt"), ("llama", "finetune")])
 def test_it_writes_the_answers_that_the_run_was_scored_with(
     kind: small_text_tasks.Kind, method: str, tmp_path: Path

@@ -117,7 +117,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 # -- scores and memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]

@@ -154,7 +154,7 @@ def test_tasks_that_are_not_there(task: int, tmp_path: Path) -> None:
         rebuild_network(tmp_path, task, loaded())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["prescale", "lwf", "mbpa++", "idbr", "l2p", "ctr"])
 def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
     learnt(name, tmp_path / "deltas")

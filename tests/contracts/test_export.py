@@ -53,6 +53,7 @@ def test_inputs_that_are_too_long_are_refused_while_a_graph_is_made(build: Calla
         torch.export.export(fixed, (), {"input_ids": torch.ones(1, 25, dtype=torch.long)}, strict=False)
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_step_reads_the_keys_that_a_cache_holds() -> None:
     run_check("steps", "GPT2")
 

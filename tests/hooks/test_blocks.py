@@ -172,6 +172,7 @@ def test_a_block_draws_no_random_numbers() -> None:
     torch.testing.assert_close(outputs[2], outputs[0])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("statistics", ["entropy", pytest.param("default", marks=pytest.mark.exhaustive)])
 def test_a_model_that_is_compiled_outside_is_observed_without_warnings(statistics: str) -> None:
     model = llama(num_hidden_layers=1)

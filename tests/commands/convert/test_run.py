@@ -564,6 +564,7 @@ def test_the_window_by_default_hides_something_in_short_sequences() -> None:
     assert ConvertConfig(length=8).for_model(None).chosen_attention == "softmax+window=3+prefix=4"
 
 
+@pytest.mark.exhaustive
 def test_a_converted_decoder_of_ours_is_loaded_where_nothing_imports_its_class(
     small: dict[str, Any], tmp_path: Path, tiny: Tiny
 ) -> None:

@@ -57,7 +57,7 @@ OTHER_RANDOM = {"prescale"}
 """Their dropout has a mask for each class: with more classes the random numbers are others."""
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "method", sorted(name for name, kind in METHODS.items() if kind.can_continue and name not in OTHER_RANDOM)
 )
@@ -76,6 +76,7 @@ def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp
         check_changes(whole.accuracy_matrix)
 
 
+@pytest.mark.exhaustive
 def test_a_gate_is_measured_as_in_one_run(tmp_path: Path) -> None:
     """Scores of all tasks are of the end of a run; one that goes on has its end later."""
     options: dict[str, Any] = {"method": "sapt", "set": settings("sapt"), "seeds": [1], "diagnostic_samples": 2}
@@ -139,6 +140,7 @@ def test_a_run_without_models_cannot_be_gone_on_with(tmp_path: Path) -> None:
         learn(stream(4), model=loaded(), after=tmp_path / "run")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "lineage.json", "index.json"])
 def test_a_damaged_or_missing_state_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part")
@@ -150,6 +152,7 @@ def test_a_damaged_or_missing_state_is_not_gone_on_with(name: str, tmp_path: Pat
         state.unlink(missing_ok=True)
 
 
+@pytest.mark.exhaustive
 def test_another_model_given_by_name_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_tables("a", "b")
@@ -197,6 +200,7 @@ def test_a_changed_file_of_a_method_is_refused(tmp_path: Path) -> None:
         learn(stream(4), model=loaded(), after=tmp_path / "part" / "run")
 
 
+@pytest.mark.exhaustive
 def test_a_run_with_an_order_of_its_own_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_tables("a", "b")
@@ -210,6 +214,7 @@ def test_a_run_with_an_order_of_its_own_goes_on(tmp_path: Path, monkeypatch: pyt
     pd.testing.assert_frame_equal(scores(part), scores(whole))
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part")
     after, seen = tmp_path / "part" / "run", list[str]()

@@ -24,7 +24,7 @@ def test_the_divergence_is_a_row_after_each_task_of_each_method(tmp_path: Path) 
     (tmp_path / "held.txt").write_text(TEXT, encoding="utf-8")
     options = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 16, "target_length": 5}
     found = learn(
-        small_text_tasks.stream(),
+        small_text_tasks.stream(many=2),
         ["finetune", "sequential-lora"],
         small_text_tasks.lively("gpt2"),
         seeds=[1],
@@ -34,7 +34,7 @@ def test_the_divergence_is_a_row_after_each_task_of_each_method(tmp_path: Path) 
     )
     assert tuple(found.general) == COLUMNS["general"]
     kept = [(row.method, row.after_task, row.n) for row in found.general.itertuples()]
-    assert kept == [(method, after, 4) for method in ("finetune", "sequential-lora") for after in (1, 2, 3)]
+    assert kept == [(method, after, 4) for method in ("finetune", "sequential-lora") for after in (1, 2)]
     assert (found.general["value"] > 0).all()
     found.save(tmp_path / "out")
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").general, found.general)

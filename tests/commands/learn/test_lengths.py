@@ -63,8 +63,8 @@ def test_the_report_has_the_line_once_for_all_methods() -> None:
     assert not any("cuts" in note for note in write_warnings(learned.tables(), learned.record()))
 
 
-def learn(regard: Callable[..., Any], words: Path, *options: Any) -> Any:
-    small = ("--method", "finetune,probe", "--num-epochs", 1, "--batch-size", 4, "--diagnostic-samples", 0)
+def learn(regard: Callable[..., Any], words: Path, methods: str, *options: Any) -> Any:
+    small = ("--method", methods, "--num-epochs", 1, "--batch-size", 4, "--diagnostic-samples", 0)
     ended = regard("learn", words / "words.jsonl", "--model", words / "model", *small, "--no-save-models", *options)
     assert ended.code == 0, ended.err
     return ended
@@ -72,7 +72,7 @@ def learn(regard: Callable[..., Any], words: Path, *options: Any) -> Any:
 
 def test_the_length_is_fitted_unless_it_is_said(regard: Callable[..., Any], words: Path, tmp_path: Path) -> None:
     """Of texts of at most nine tokens; told once, and recorded for every run. Of what is said only a cut is told."""
-    ended = learn(regard, words, "--out", "run")
+    ended = learn(regard, words, "finetune,probe", "--out", "run")
     assert ended.err.splitlines()[0].startswith(f"length 16, {FITTED} no text")
     assert ended.err.count("length 16") == 1
     assert "Length 16, fitted" in " ".join(ended.out.split())
@@ -80,9 +80,9 @@ def test_the_length_is_fitted_unless_it_is_said(regard: Callable[..., Any], word
     assert record["config"]["length"] is None
     assert [(one["length"], one["fitted"], one["truncation"]) for one in record["runs"]] == [(16, True, [])] * 2
     assert "Length 16, fitted" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
-    ended = learn(regard, words, "--length", 5, "--out", "short")
+    ended = learn(regard, words, "probe", "--length", 5, "--out", "short")
     assert ended.err.startswith("length 5 cuts ")
     assert ended.err.splitlines()[0].endswith("the longest has 9 tokens, --length allows more")
     record = json.loads((tmp_path / "short" / "results.json").read_text())
     assert {one["task"] for one in record["runs"][0]["truncation"]} == {"cat-dog", "red-blue-green", "run-sit"}
-    assert "length" not in learn(regard, words, "--length", 10, "--out", "whole").err
+    assert "length" not in learn(regard, words, "probe", "--length", 10, "--out", "whole").err

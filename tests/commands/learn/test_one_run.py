@@ -118,6 +118,7 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
+@pytest.mark.exhaustive
 def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:
     """InfLoRA trains one of the two matrices of an adapter."""
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
@@ -306,6 +307,7 @@ def test_the_blocks_of_tasks_are_in_the_record(gated: LearnResult) -> None:
     assert of_run == {"sapt r=2": dict(zip(names, (1, 2, 3), strict=True)), "finetune": None}
 
 
+@pytest.mark.exhaustive
 def test_a_shut_gate_is_in_the_record_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here by keys of which a new one is always far away."""
     whole = SharedAttention.scores
@@ -475,6 +477,7 @@ def test_the_score_to_beat_is_that_of_the_most_frequent_label() -> None:
     assert majority_score([0, 1, 1, 2, 1]) == 60
 
 
+@pytest.mark.exhaustive
 def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
     """Prompts and answers of the tiny tasks as rows of a table, with an instruction; labels are written where asked."""
     rows = [

@@ -85,6 +85,7 @@ def test_an_extractor_that_calls_sounds_by_another_name() -> None:
     assert set(result.frame("entropy")["site"]) == {"encoder", "decoder", "cross"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["SpeechToText", "SpeechToSpeech", "TextToSpeech"])
 def test_of_speecht5_speech_to_text_is_measured(kind: str, tmp_path: Path) -> None:
     """Decoders of the others read spectrograms, which ended in a message of a linear layer."""
@@ -113,6 +114,7 @@ def test_a_tokenizer_without_a_vocabulary_is_refused(folder: Path) -> None:
         regard.measure(model, processor, audio=read_sounds([folder / "tones"]), prompt="Count")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_sounds_of_several_lengths_are_measured_together_as_alone(name: str, folder: Path) -> None:
     options: dict[str, Any] = {"audio": read_sounds([folder / "tones"]), "statistics": "column_mass,entropy,sink_rate"}

@@ -17,6 +17,7 @@ from tests.tiny_audio import RATE, make_tones, make_wav2vec2
 from tests.tiny_vision import SIZES, WORDS, make_captioner, make_clip, make_photos, make_tokenizer
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("decoder", ["roberta", "gpt2"])
 def test_an_image_processor_and_a_tokenizer_serve_a_captioner(
     decoder: str, regard: Callable[..., Any], tmp_path: Path
@@ -96,6 +97,7 @@ def test_a_model_of_depth_without_a_headless_class_loads_by_its_folder(tmp_path:
     assert len(result.frame("column_mass").dropna(subset=["layer", "head", "position"])) == 2 * 4 * 17
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind, limit", [("clip", 32), ("roberta", 33), ("gpt2", 32)])
 def test_a_prompt_longer_than_the_positions_of_a_model(kind: str, limit: int, tmp_path: Path) -> None:
     """RoBERTa has a row for padding, id 0, before the first position."""

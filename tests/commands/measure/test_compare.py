@@ -72,8 +72,6 @@ def test_three_runs_have_no_difference(made: SimpleNamespace) -> None:
 def test_notes_say_which_rows_have_no_counterpart_and_why(made: SimpleNamespace) -> None:
     def notes(**tables: pd.DataFrame) -> list[str]:
         found: list[str] = comparison({name: (table, {}) for name, table in tables.items()}).attrs["notes"]
-        page = Parsed(comparison_page({name: (table, {}) for name, table in tables.items()})).text
-        assert all(note in page for note in found)
         return found
 
     decoder, encoder = made.table(2, 2, 3), made.table(2, 2, 3, sites=("encoder",))
@@ -88,6 +86,7 @@ def test_notes_say_which_rows_have_no_counterpart_and_why(made: SimpleNamespace)
     other = decoder.assign(epsilon=decoder["epsilon"].replace(0.3, 0.2))
     thresholds = "Rows of sink_rate at thresholds that not every run has are not compared (a: 0.3; b: 0.2)."
     assert notes(a=decoder, b=other) == [thresholds]
+    assert thresholds in Parsed(comparison_page({"a": (decoder, {}), "b": (other, {})})).text
     assert notes(a=decoder, b=pd.concat([decoder, other[other["epsilon"] == 0.2]])) == [
         thresholds.replace("b: 0.2", "b: 0.2, 0.3")
     ]

@@ -354,7 +354,7 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert cache_dir("elsewhere") == Path("elsewhere")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes",
     [

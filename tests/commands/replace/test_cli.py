@@ -480,5 +480,6 @@ def test_interrupted_before_anything_was_found(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 def test_resume_begins_where_there_is_nothing_to_go_on_with(replaced: Regard) -> None:
     assert replaced("--resume", "--dynamic-fractions", "0", "--num-seeds", 1).code == 0

@@ -132,6 +132,7 @@ def test_scores_are_those_of_probes_on_the_states_of_a_replaced_model(
         assert found.frame(constants="average", seed=seed)["score"].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("source", ["toeplitz-init", "average-init"])
 def test_trained_constants_differ_from_their_start(
     source: str, tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def test_over_all_tasks_the_correlation_is_partial() -> None:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "drops, told",
     [
@@ -144,6 +145,7 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return made
 
 
+@pytest.mark.exhaustive
 def test_each_pair_is_a_run_and_the_scores_stand_together(
     regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
 ) -> None:

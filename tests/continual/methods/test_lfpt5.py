@@ -164,6 +164,7 @@ def test_rows_that_were_written_are_learnt_beside_those_of_the_task() -> None:
     assert texts == ["animals : cat the say : quick a cat", "animals : dog say : quick a dog"]
 
 
+@pytest.mark.exhaustive
 def test_only_the_prompt_is_trained_and_how_batches_are_split_does_not_matter() -> None:
     learner, method = made()
     before = {key: value.clone() for key, value in collect_tensors(learner.network).items()}

@@ -153,6 +153,7 @@ def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
     assert all(bool(one.grad.any()) for one in learner.network.parameters() if one.grad is not None)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_answers_to_old_tasks_stay_as_they_are(kind: small_text_tasks.Kind) -> None:
     method = ProgPrompt(SMALL)

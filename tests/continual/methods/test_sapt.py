@@ -464,6 +464,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     assert choose_initial_adapter(learner, 1, 1, 64) is None
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("reflects", ["real", "density"])
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(reflects: Any, tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def test_each_task_finds_its_own_adapter() -> None:
     assert [row["value"] for row in rows if row["statistic"] == "strength"] == [0.0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_texts_that_are_generated_find_their_adapters(kind: Any) -> None:
     method = Sapt(SaptConfig(r=2))

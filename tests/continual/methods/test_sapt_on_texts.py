@@ -29,7 +29,7 @@ def learnt(kind: Any, *, micro_batch: int | None = None, exact: bool = False) ->
     return learner, method, network
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_answer_is_the_same_alone_and_among_others(kind: Any) -> None:
     learner, _, network = learnt(kind)
