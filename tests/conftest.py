@@ -137,7 +137,7 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 
 CASES = 4
 """Of a test, at most."""
-ALIKE = {"adapters", "continual"}
+ALIKE = {"adapters", "continual", "models"}
 """Folders where dozens of tests have the same parameter, the family of a model or the method: two cases at most."""
 
 

@@ -55,6 +55,7 @@ def logits(model: Any, parts: Any, cache: Any, mask: Tensor | None = None) -> Te
     return torch.cat(found, 1) * (1 if mask is None else mask[..., None])
 
 
+@pytest.mark.every_value
 @torch.no_grad()
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("name", ["GPT2", "OPT", "GPTNeoX", "Llama", "LlamaMQA", "Mistral", "Qwen3", "Gemma2"])

@@ -85,6 +85,7 @@ def assert_mass(watch: Watch, layer: int, weights: Tensor) -> None:
     torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "options",
     [

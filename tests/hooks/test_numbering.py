@@ -87,7 +87,7 @@ def layers_of(model: Any, *names: str, **options: Any) -> dict[str, list[int]]:
     return {name: sorted(watch.frame(name)["layer"].unique()) for name in names}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.every_value
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_hybrid_has_the_numbers_of_its_blocks(name: str) -> None:
     model = model_of(name, **HYBRIDS[name])
@@ -331,7 +331,6 @@ def recorded(tower: Any, name: str) -> Iterator[dict[nn.Module, list[Tensor]]]:
         tower.set_attn_implementation(before)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", TOWERS)
 @torch.no_grad()
 def test_images_in_a_loop_are_samples(name: str) -> None:

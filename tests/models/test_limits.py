@@ -9,6 +9,8 @@ import transformers
 from regard.models import load, maximum_length
 from regard.models.limits import check_prompt
 
+pytestmark = pytest.mark.every_value
+
 Saved = Callable[..., Path]
 
 

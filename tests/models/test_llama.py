@@ -13,6 +13,8 @@ from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.llama import from_llama, to_llama
 from tests.named_cache import behind, cache_of
 
+pytestmark = pytest.mark.every_value
+
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 32,

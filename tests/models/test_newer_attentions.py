@@ -14,6 +14,8 @@ from regard.errors import UserError
 from regard.hooks import watching
 from regard.models import RegardConfig, RegardForCausalLM
 
+pytestmark = pytest.mark.every_value
+
 WIDTH, HEADS, GROUPS, LENGTH = 16, 4, 2, 7
 SIZES: dict[str, Any] = {
     "vocab_size": 31,
