@@ -24,6 +24,7 @@ def run_check(check: str, *names: str) -> None:
     assert answer.returncode == 0, answer.stderr[-3000:]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @torch.no_grad()
 def test_an_exported_program_serves_other_tokens_and_masks(family: Any, build: Callable, inputs: Callable) -> None:

@@ -112,6 +112,7 @@ def test_rules_are_judged_by_their_intervals(tables: Tables) -> None:
     assert judge(weight, {1: 0.8, 2: 0.9, 3: 1.0}) == UNDECIDED
 
 
+@pytest.mark.exhaustive
 def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path) -> None:
     uneven = Tables.gather(work_of(tmp_path / "work", {SAPT: AP[SAPT], REPLAY: AP[REPLAY][:1]}))
     assert [line[:3] for line in score_table(uneven).rows] == [["long", SAPT, "3"], ["long", REPLAY, "1"]]
@@ -133,6 +134,7 @@ def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.M
     assert len(Tables.load().runs) == 9
 
 
+@pytest.mark.exhaustive
 def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     work_of(tmp_path / "work")
@@ -217,6 +219,7 @@ def test_rows_are_of_known_methods_and_settings() -> None:
     assert BUDGET.precision == "float32"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", [RouterCase("states"), RouterCase("embeddings", stored=3)])
 def test_a_router_alone_sends_texts_that_differ_to_their_tasks(case: RouterCase) -> None:
     random = torch.Generator().manual_seed(0)

@@ -66,7 +66,7 @@ def test_special_tokens_written_in_texts_or_answers_are_told(tmp_path: Path) -> 
 
 
 def test_the_page_has_a_row_for_each_statistic() -> None:
-    tables = learned.tables()
+    tables = learned.tables(learned.matrix(("finetune", "prescale"), (39, 123), learned.TASKS[:2], ("til",)))
     run = {"stream": "s", "method": "prescale", "seed": 1, "order": "0-1"}
     rows = [
         {**run, "after_task": after, "statistic": name, "value": value + after / 10, "standard_error": None, "n": 4}

@@ -20,6 +20,8 @@ from tests.commands.learn import learned
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 TABLES = learned.tables()
+FEW = learned.tables(learned.matrix(("finetune", "prescale"), (39, 123), learned.TASKS[:2], ("til",)))
+"""Of two methods, tasks and runs, for what does not depend on the scores."""
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +233,7 @@ def test_a_block_for_each_task_need_not_be_its_own() -> None:
 
 
 def test_without_a_gate_there_is_no_such_section() -> None:
-    page = Parsed(learn_page({**TABLES, "gate": TABLES["gate"].iloc[:0]}, learned.record()))
+    page = Parsed(learn_page({**FEW, "gate": FEW["gate"].iloc[:0]}, learned.record()))
     assert "gate-title" not in ids(page)
     assert page.data["gate"] == {}
 
@@ -266,7 +268,7 @@ def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     one = {"method": "sapt", "seed": 39, "warnings": ["gate: the adapter of A got 0.01 of its rows' weight"]}
     record = learned.record(runs=[one, {"method": "sapt", "seed": 123}])
     told = "sapt, seed 39: gate: the adapter of A got 0.01 of its rows' weight"
-    assert told in Parsed(learn_page(TABLES, record)).text
+    assert told in Parsed(learn_page(FEW, record)).text
     assert write_warnings(TABLES, record)[-1] == told
     many = [{**one, "warnings": [f"gate: {number}" for number in range(MAX_WARNINGS + 2)]}]
     assert write_warnings(TABLES, learned.record(runs=many))[-2:] == [
@@ -322,7 +324,7 @@ def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
 )
 def test_the_matrix_says_what_tasks_are_scored_by(metrics: tuple[str | None, ...], told: str) -> None:
     stream = {"name": "said", "tasks": [{"name": str(n), "metric": one} for n, one in enumerate(metrics)]}
-    page = Parsed(learn_page(TABLES, learned.record(stream=stream)))
+    page = Parsed(learn_page(FEW, learned.record(stream=stream)))
     assert f"{told} matrix{told} in per cent" in page.text
 
 
@@ -567,7 +569,7 @@ def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
         "regard learn yahoo-split --method finetune,prescale,joint --model minilm --seeds 39,123,508 --protocol clean"
     )
     assert line in parsed.text
-    page = Parsed(learn_page(TABLES, learned.record(command_line="regard learn x --order 1")))
+    page = Parsed(learn_page(FEW, learned.record(command_line="regard learn x --order 1")))
     assert "regard learn x --order 1" in page.text
     assert line not in page.text
 
@@ -588,25 +590,25 @@ def with_protocols(**told: Any) -> dict[str, Any]:
 
 @pytest.mark.exhaustive
 def test_what_the_protocols_differ_in_is_a_table_of_the_tasks_in_which_they_do() -> None:
-    text = Parsed(learn_page(TABLES, with_protocols(one=APART, two=ALIKE, three=APART))).text
+    text = Parsed(learn_page(FEW, with_protocols(one=APART, two=ALIKE, three=APART))).text
     same = "tested on the test file identical files 10 1 1 41, 10, 10 36, 4, 10 1 \n"
     assert f"one {same}" in text
     assert f"three {same}" in text
     assert "two tested" not in text
     assert "all 3 tasks 2 of 2 the same 20 2 3 123, 30, 30 113, 18, 30 2 \n" in text
-    assert_self_contained(Parsed(learn_page(TABLES, with_protocols(one=APART))))
-    assert_accessible(Parsed(learn_page(TABLES, with_protocols(one=APART))))
+    assert_self_contained(Parsed(learn_page(FEW, with_protocols(one=APART))))
+    assert_accessible(Parsed(learn_page(FEW, with_protocols(one=APART))))
 
 
 @pytest.mark.exhaustive
 def test_protocols_that_are_alike_or_not_known_are_no_table() -> None:
     for record in (learned.record(), with_protocols(), with_protocols(two=ALIKE), with_protocols(two=None)):
-        assert "Protocols" not in Parsed(learn_page(TABLES, record)).text
+        assert "Protocols" not in Parsed(learn_page(FEW, record)).text
 
 
 def test_what_clean_refuses_has_no_numbers() -> None:
     refused = {**APART, "identical": False, "clean": None, "dropped": None}
-    text = Parsed(learn_page(TABLES, with_protocols(one=refused))).text
+    text = Parsed(learn_page(FEW, with_protocols(one=refused))).text
     assert "tested on the test file two files 10 1 1 41, 10, 10 – –" in text
     assert "Clean refuses this stream" in text
 

@@ -21,6 +21,8 @@ from tests.commands.replace import replaced_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 TABLES = (replaced_run.scores(), replaced_run.heads(), replaced_run.cost(), replaced_run.record())
+FEW = (replaced_run.scores(("average",), ("lambda",), tasks=("sst2",)), *TABLES[1:])
+"""Of one task and one kind of constants, for what does not depend on the scores."""
 NO_HEADS, NO_COST = replaced_run.heads().iloc[:0], replaced_run.cost().iloc[:0]
 
 
@@ -66,9 +68,10 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
 def test_the_page_says_what_no_seed_varies(parsed: Parsed) -> None:
     said = "They are of the probes alone: gates were trained once, with seed 0."
     assert said in parsed.text
-    scores = TABLES[0].replace({"rank_heads_by": {"lambda": "input-dependence"}})
+    scores = FEW[0].replace({"rank_heads_by": {"lambda": "input-dependence"}})
     assert "trained once" not in Parsed(replace_page(scores, *TABLES[1:], replaced_run.matrices())).text
-    trained = TABLES[0].replace({"constants": {"identity": "average-init"}})
+    both = replaced_run.scores(orders=("lambda",), tasks=("sst2",))
+    trained = both.replace({"constants": {"identity": "average-init"}})
     assert (
         said.replace("gates", "gates and trained constants")
         in Parsed(replace_page(trained, *TABLES[1:], replaced_run.matrices())).text
@@ -119,7 +122,7 @@ def test_pictures_are_the_matrices(parsed: Parsed) -> None:
 
 def test_large_matrices_are_reduced_and_the_page_says_so() -> None:
     matrices = replaced_run.matrices(length=128)
-    page = Parsed(replace_page(*TABLES, matrices))
+    page = Parsed(replace_page(*FEW, matrices))
     assert "Matrices of 128×128 are reduced to means of blocks, at most 64×64." in page.text
     assert page.data["pictures"][0]["size"] == [64, 64]
     one = pictures(TABLES[1], matrices)[0]
@@ -147,7 +150,7 @@ def test_patterns_are_counted_over_all_heads(parsed: Parsed) -> None:
 
 def test_sites_get_a_map_each() -> None:
     heads = replaced_run.heads(("encoder", "cross"))
-    page = Parsed(replace_page(TABLES[0], heads, *TABLES[2:], replaced_run.matrices()))
+    page = Parsed(replace_page(FEW[0], heads, *TABLES[2:], replaced_run.matrices()))
     assert [found["caption"] for found in page.data["maps"]] == ["Rank, encoder", "Rank, cross-attention"]
 
 
@@ -175,7 +178,7 @@ def test_the_untouched_model_alone_can_be_told() -> None:
 
 
 def test_several_models_get_panels_of_their_own() -> None:
-    scores = replaced_run.scores()
+    scores = replaced_run.scores(("average",), ("lambda",))
     scores = pd.concat([scores, scores.assign(model="other")])
     page = Parsed(replace_page(scores, *TABLES[1:], {}))
     captions = [panel["caption"] for panel in page.data["panels"]["scores"]]
@@ -185,7 +188,9 @@ def test_several_models_get_panels_of_their_own() -> None:
 
 def test_hostile_texts_are_escaped() -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    scores = replaced_run.scores().replace({"task": {"sst2": evil}, "constants": {"identity": evil}})
+    scores = replaced_run.scores(orders=("lambda",), tasks=("sst2",)).replace(
+        {"task": {"sst2": evil}, "constants": {"identity": evil}}
+    )
     heads = TABLES[1].replace({"pattern": {"broad": evil}})
     record = replaced_run.record(**{evil: evil})
     record["model"]["name"] = evil
@@ -225,7 +230,7 @@ def test_pictures_are_few_and_only_of_what_there_is() -> None:
 
 def test_a_matrix_of_zeros_is_drawn() -> None:
     zeros = {name: torch.zeros_like(matrix) for name, matrix in replaced_run.matrices().items()}
-    page = Parsed(replace_page(*TABLES, zeros))
+    page = Parsed(replace_page(*FEW, zeros))
     assert set(base64.b64decode(page.data["pictures"][0]["shades"])) == {0}
 
 
@@ -291,12 +296,12 @@ def test_what_cannot_be_drawn_is_named(kind: Any, message: str) -> None:
 def test_a_time_below_the_share_of_the_flops_is_told_with_its_spread() -> None:
     """FLOPs count neither the softmax nor the memory of scores, which constant heads do without."""
     fast = replaced_run.cost().assign(relative_time=[1.0, 0.9, 0.85, 0.41])
-    tables = (*TABLES[:2], fast, TABLES[3])
+    tables = (*FEW[:2], fast, FEW[3])
     page = Parsed(replace_page(*tables, {})).text
     assert "takes 41 % of the time and" in page
     assert "2.44×" in page
     assert "85.0 % (83.0–87.0)" in page
-    told = Parsed(replace_page(*TABLES, {})).text
+    told = Parsed(replace_page(*FEW, {})).text
     assert "middle half of the rounds 1.19 to 1.28×" in told
 
 
@@ -305,14 +310,14 @@ def test_inputs_that_were_cut_are_said_at_the_top() -> None:
         record = replaced_run.record() | {
             "data": {"task": "sst2", "train": 100, "validation": 50, "truncated": truncated}
         }
-        page = Parsed(replace_page(*TABLES[:3], record, {})).text
+        page = Parsed(replace_page(*FEW[:3], record, {})).text
         assert ("3 seeds · 12 of 150 inputs cut to the length · run in 12.3 s" in page) == is_said
 
 
 def test_rows_without_a_label_are_said_at_the_top() -> None:
     for unlabeled, is_said in ((1200, True), (0, False)):
         record = replaced_run.record() | {"data": {"task": "a.csv", "unlabeled": unlabeled}}
-        page = Parsed(replace_page(*TABLES[:3], record, {})).text
+        page = Parsed(replace_page(*FEW[:3], record, {})).text
         assert ("3 seeds · 1,200 rows without a label left out · run in 12.3 s" in page) == is_said
 
 
@@ -351,7 +356,7 @@ def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_
 
 def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
     cost = replaced_run.cost().assign(relative_time_high=1.0)
-    page = Parsed(replace_page(TABLES[0], TABLES[1], cost, TABLES[3], {}))
+    page = Parsed(replace_page(FEW[0], FEW[1], cost, TABLES[3], {}))
     assert "Speed-up" not in page.text
     assert "One forward pass with all heads constant takes 80 % of the FLOPs of the original model." in page.text
 
