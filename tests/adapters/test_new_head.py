@@ -94,6 +94,7 @@ def words() -> dict[str, torch.Tensor]:
     return {**batch(), "labels": batch()["input_ids"]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", LANGUAGE)
 def test_new_output_embeddings_are_told(kind: str, tmp_path: Path) -> None:
     """Output embeddings of a base whose files have none, that are not tied to those of the input, are random."""

@@ -109,6 +109,7 @@ class _Attention(torch.nn.Module):
 NOTHING = ReductionRequest()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # PyTorch's own
 def test_in_a_graph_of_onnx(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")

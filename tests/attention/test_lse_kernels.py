@@ -133,6 +133,7 @@ def test_sums_of_columns_need_no_pass_over_rows(
     assert len(gpu.calls) == 1
 
 
+@pytest.mark.sample(2)
 @needs_triton
 @pytest.mark.parametrize(
     "call, names",

@@ -96,6 +96,7 @@ def hidden(kind: str) -> AttentionCall:
     return dataclasses.replace(call, keep=(torch.rand(2, 4, 37, 37, generator=generator) < 0.2).to(DEVICE))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "kind",
     [

@@ -54,6 +54,7 @@ def defined(before: Any, after: Any, windows: torch.Tensor) -> float:
     return total / count
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @torch.no_grad()
 def test_the_divergence_is_that_of_the_definition(kind: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found.save(place / "run")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_path: Path) -> None:
     folder = rollback(run, 2, tmp_path / "model", method=method, model=loaded())
@@ -119,6 +120,7 @@ def test_prompts_stand_around_inputs_as_in_training() -> None:
     assert alone.complete(["1 2"]) == ["Add. 1 2 ="]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["ctr", "progprompt"])
 def test_methods_that_have_to_be_told_the_task_are_told_it(method: str, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_no_more_is_kept_than_is_declared(name: str) -> None:
 # -- what is trained ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str) -> None:
     found, plain = learnt(name).after[0], learnt("finetune").after[0]
@@ -161,7 +161,7 @@ def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str
     assert same == (name in BEGINS_AS_FINE_TUNING)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning_in_the_end(name: str) -> None:
     found, plain = learnt(name).after[2], learnt("finetune").after[2]
@@ -205,6 +205,7 @@ def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
 # -- the same numbers: each run that goes on is a second one of the same seed -----------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_run_that_stops_between_tasks_is_resumed_to_the_same(name: str, tmp_path: Path) -> None:

@@ -272,6 +272,7 @@ def unbroken() -> RunState:
     return run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1), method)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("every", [None, 2])
 def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbroken: RunState, tmp_path: Path) -> None:

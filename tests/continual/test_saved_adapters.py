@@ -55,7 +55,7 @@ def kept(learner: Learner, method: Method, folder: Path, model: Loaded, learnt: 
     return export_network(network, model.tokenizer, about, folder / "model")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, said",
     [("sapt", "router=attention"), ("sapt", "top_k=1"), ("sapt-paper", "gate=published"), ("sapt-task-free", "r=2")],
@@ -90,6 +90,7 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
         torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     """The whole language model, encoder and decoder, with the weights of the prompt."""
@@ -136,6 +137,7 @@ def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:
         load_adapters(loaded().model, folder)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["sapt", "epi"])
 def test_all_blocks_of_a_run_go_to_peft_and_come_back_with_their_router(name: str, tmp_path: Path) -> None:
     adapters = load_adapters(loaded(dropout=0.0).model, written(name, tmp_path, 3, "r=2"))

@@ -87,7 +87,9 @@ def test_a_tokenizer_without_special_tokens_keeps_texts_on_the_left(gpt2: Any) -
     assert (made.separators, made.truncated) == ((), 1)
 
 
-@pytest.mark.parametrize("kind,columns", [(ByT5Tokenizer, (6, 11)), (CanineTokenizer, (0, 6, 11))])
+@pytest.mark.parametrize(
+    "kind,columns", [(ByT5Tokenizer, (6, 11)), pytest.param(CanineTokenizer, (0, 6, 11), marks=pytest.mark.exhaustive)]
+)
 def test_tokenizers_in_python(kind: type, columns: tuple[int, ...]) -> None:
     tokenizer = kind()
     made = encode("sequence", texts(("ab", "c")), tokenizer, 12)

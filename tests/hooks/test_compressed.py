@@ -111,6 +111,7 @@ def run_steps(model: Any, steps: list[int], **options: Any) -> Iterator[tuple[in
         yield end, output
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("steps", [[12] + [1] * 9, [12, 5, 4], [3, 18]])
 @torch.no_grad()
 def test_a_cache_has_the_columns_of_its_steps(deepseek: Any, steps: list[int]) -> None:
@@ -171,6 +172,7 @@ def test_matrices_of_a_look_have_the_columns_of_tokens(deepseek: Any) -> None:
         torch.testing.assert_close(matrices[layer], weights[0, :, :, :21], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "enter",
     [

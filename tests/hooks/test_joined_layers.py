@@ -41,6 +41,7 @@ def assert_same(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
     pd.testing.assert_frame_equal(actual, expected, check_exact=False, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["bert", "llama", "gemma3"])
 def test_the_statistics_of_joined_layers_are_those_of_single_layers(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(kind, **({"head_dim": 8, "sliding_window": 8} if kind == "gemma3" else {}))

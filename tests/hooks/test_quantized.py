@@ -53,6 +53,7 @@ def test_all_statistics_are_those_of_the_weights_that_are_multiplied_by(pair: tu
     assert values(model, "all") == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("heads", [None, [("decoder", 0, 0), ("decoder", 1, 0), ("decoder", 1, 3)]])
 def test_constants_of_either_model_replace_heads_of_both(pair: tuple[Any, Any], heads: Any) -> None:
     model, whole = pair

@@ -75,6 +75,7 @@ def count_reads(
     return reads.counts
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("padding", ["", "right", "left"])
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_the_default_statistics_read_nothing_of_a_layer(kind: str, padding: str) -> None:

@@ -300,7 +300,7 @@ def _calls(model: RegardForCausalLM, **inputs: Tensor) -> tuple[list[AttentionCa
     return calls, watch
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ATTENTIONS)
 def test_what_is_measured_is_what_is_computed(name: str) -> None:
     model, ids = _large(name), _ids()

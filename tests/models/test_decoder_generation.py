@@ -74,7 +74,7 @@ def _greedy(
     return ids, logits
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_cache_changes_nothing(name: str) -> None:
     model = _decoder(SPECS[name])
@@ -107,7 +107,7 @@ def test_a_cache_has_two_names(name: str) -> None:
         torch.testing.assert_close(found[0], part(ids, use_cache=False)[0][:, 3:], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_rows_padded_on_the_left_are_those_without_padding(name: str) -> None:
     model = _decoder(SPECS[name])

@@ -225,6 +225,7 @@ def run(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return regard.learn(*source, seeds=[3], work_dir=folder / "work", **options).save(folder / "run")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["finetune", "sapt"])
 def test_a_run_is_explored_before_and_after_each_task(method: str, run: Path) -> None:
     session = Session(opened(str(run), method=method), None, 64)

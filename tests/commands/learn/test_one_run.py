@@ -502,6 +502,7 @@ def test_a_users_table_of_answers_is_learnt(tmp_path: Path) -> None:
     assert {task["metric"] for task in found.metadata["stream"]["tasks"]} == {"exact-match-unicode"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", [Epi(EpiConfig(r=2)), Sapt(SaptConfig(r=2))], ids=["epi", "sapt"])
 def test_diagnostics_observe_each_row_once(method: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a router reads in the encoder to weigh adapters is not observed."""

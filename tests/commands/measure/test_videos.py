@@ -48,6 +48,7 @@ def make_model(kind: str) -> tuple[Any, Any]:
     return tf.TimesformerModel(timesformer), tf.VideoMAEImageProcessorPil(**CROP)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("batch_size", [1, 2])
 @pytest.mark.parametrize(
     "kind, tokens", [("videomae", 32), ("vivit", 33), ("joint_space_time", 65), ("space_only", 17)]

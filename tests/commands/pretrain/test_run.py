@@ -182,6 +182,7 @@ def interrupt_at(stop: int) -> Callable[[ProgressEvent], None]:
     return interrupt
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("stop", [1, 4, 5])
 def test_a_run_broken_off_goes_on_to_the_same_numbers(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path, stop: int
