@@ -148,7 +148,7 @@ def _most_cases(item: pytest.Item) -> int | None:
             return int(mark.args[0])
         if mark.name == "every_value":
             return None
-    return 2 if ALIKE & set(item.path.parts) else CASES
+    return 2 if ALIKE & set(item.path.relative_to(item.config.rootpath).parts) else CASES
 
 
 def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:

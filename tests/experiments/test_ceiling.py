@@ -145,5 +145,6 @@ def test_the_page_says_what_is_out_of_reach_and_mixed_up(tables: Tables) -> None
     assert tables.record["chosen"][0]["chosen"] == {"rate": 0.1}
 
 
+@pytest.mark.exhaustive
 def test_a_page_without_ceilings_says_nothing_of_them(tmp_path: Path) -> None:
     assert "within reach" not in make_page(Tables.gather(work_of(tmp_path / "work"))).to_markdown()
