@@ -90,7 +90,7 @@ def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
     assert [case for case, _ in ANALYSES[name](GIVEN)] == cases
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, case",
     [
