@@ -56,6 +56,7 @@ def test_a_new_head_that_stays_closed_is_told(base: Path) -> None:
         adapters.fit_task("one", [batch()], epochs=1)
 
 
+@pytest.mark.sample(1)
 def test_no_other_head_is_told_of(base: Path, tmp_path: Path) -> None:
     adapters = loaded(base)
     _, head = head_of(adapters)

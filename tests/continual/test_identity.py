@@ -45,7 +45,7 @@ def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, mon
     monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
 
     def stop(learner: Learner, learnt: int) -> None:
-        if learnt == 1:
+        if learnt == 2:
             raise Stopped
 
     learner, method = begun()

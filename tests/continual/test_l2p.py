@@ -243,6 +243,7 @@ def test_the_encoder_stays_bit_for_bit_and_in_evaluation_and_all_else_is_trained
     assert not any(module.training for module in network.classifier.encoder.modules())
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     config = replace(SMALL, frequency_penalty=True)
     whole, method = ran(config), L2p(config)

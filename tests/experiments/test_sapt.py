@@ -316,6 +316,7 @@ def test_orders_and_analyses_are_in_the_tables(both: Tables, tmp_path: Path) -> 
     assert "Order 4, without any run: `incremental-lora`" in text
 
 
+@pytest.mark.exhaustive
 def test_pages_of_few_rows_can_be_made(tmp_path: Path) -> None:
     gathered(tmp_path, {"sequential-lora": (30.0,)}).save(tmp_path / "results")
     with pytest.raises(UserError, match="tables: expected runs of every row of sapt-scores, found none of sapt; "):

@@ -185,6 +185,7 @@ def test_a_decoder_is_trained_here_and_taught_to_write(tmp_path: Path, monkeypat
     assert (asked[0].method, asked[0].rate) == ("incremental-lora", None)  # the budget's, as all others
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("case", list(sapt_decoder.STANDING))
 def test_what_stands_for_tasks_is_told_with_what_it_gives_away(case: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from regard.errors import UserError
 from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, open_work_dir
+from tests.commands.sweep.sweeping import until
+from tests.processes import started
 
 PARTS = ("states",)
 ROOT = Path(__file__).parents[2]
@@ -257,13 +259,12 @@ with open_work_dir(sys.argv[1], command="test", parts=()) as work:
 
 def test_a_folder_at_work_is_refused_and_says_who_works_there(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-c", HOLDING, str(tmp_path / "w")]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "there\n"
-        with pytest.raises(UserError, match=f"in use by process {process.pid} on .*regard test"):
+    with started(["-c", HOLDING, str(tmp_path / "w")], environment) as holder:
+        until(lambda: (holder.folder / "out").is_file() and (holder.folder / "out").read_text() == "there\n")
+        with pytest.raises(UserError, match=f"in use by process {holder.process.pid} on .*regard test"):
             run(tmp_path / "w")
-        process.send_signal(signal.SIGKILL)
+        holder.send_signal(signal.SIGKILL)
+        holder.process.join()
     assert LOCK in run(tmp_path / "w")  # a process that is gone holds no lock
 
 

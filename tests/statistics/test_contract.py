@@ -125,7 +125,7 @@ def test_there_are_rows(new: Callable[[], Statistic], seen: Callable[..., list[O
     assert rows, "add its reductions to conftest.py"
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @everywhere
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
@@ -158,7 +158,7 @@ def test_stepwise_is_at_once_is_merged_in_any_order(
     assert_same(processes[0], at_once, by_place)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(4)
 @everywhere
 @settings(max_examples=4, deadline=None)
 @given(data=st.data())
@@ -188,7 +188,7 @@ def test_rows_are_well_formed(
             assert row.n > 1
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @averages
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())

@@ -112,7 +112,7 @@ def test_codes_of_later_tasks_under_the_head_that_the_first_ones_chose_are_warne
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, words in (("a", ("cat", "dog")), ("b", labels)):
-        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(20)]
+        rows = [{"task": name, "text": f"the {word} on mat {n}", "label": word} for word in words for n in range(10)]
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "num_epochs": 1, "max_steps": ("a=1", "b=1")}
     found = learn("a.jsonl,b.jsonl", "sequential-lora", minilm(), **fields)

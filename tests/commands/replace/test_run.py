@@ -79,6 +79,7 @@ def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny,
     assert not (tmp_path / "work").exists()
 
 
+@pytest.mark.exhaustive
 def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     found = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0))
     found.save(tmp_path / "run")

@@ -39,6 +39,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     return before, collect_tensors(run_stream(learner, method).network)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 @pytest.mark.parametrize("name", OWN)
