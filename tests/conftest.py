@@ -118,10 +118,10 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without --all-cases.
 
     A test with several parameters runs with every value of each parameter once, not with their whole product, and in
-    no more than `CASES` cases; in the folders `ALIKE`, in no more than two. Where it begins to choose depends on the
-    name of the test, so that different tests run different pairs, and a folder of tests all values. A test with the
-    marker `every_value` runs all values, however many they are; one with the marker `sample(n)` at most n cases, and
-    one with the marker `exhaustive` none.
+    no more than `CASES` cases. In the folders `ALIKE` a test of a family of models or of a method runs in one. Where it
+    begins to choose depends on the name of the test, so that different tests run different cases, and a folder of tests
+    all values. A test with the marker `every_value` runs all values, however many they are; one with the marker
+    `sample(n)` at most n cases, and one with the marker `exhaustive` none.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -138,7 +138,8 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
 CASES = 4
 """Of a test, at most."""
 ALIKE = {"adapters", "continual", "models"}
-"""Folders where dozens of tests have the same parameter, the family of a model or the method: two cases at most."""
+"""Folders where dozens of tests have the same values of one of these parameters."""
+SAME = {"family", "kind", "name"}
 
 
 def _most_cases(item: pytest.Item) -> int | None:
@@ -148,7 +149,9 @@ def _most_cases(item: pytest.Item) -> int | None:
             return int(mark.args[0])
         if mark.name == "every_value":
             return None
-    return 2 if ALIKE & set(item.path.relative_to(item.config.rootpath).parts) else CASES
+    callspec = getattr(item, "callspec", None)
+    is_alike = callspec is not None and bool(SAME & callspec.params.keys())
+    return 1 if is_alike and ALIKE & set(item.path.relative_to(item.config.rootpath).parts) else CASES
 
 
 def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:

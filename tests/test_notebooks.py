@@ -69,13 +69,11 @@ def test_links_of_a_notebook_lead_somewhere(notebook: Path) -> None:
     assert all((notebook.parent / target).is_file() for target in targets)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "notebook",
-    [
-        pytest.param(path, marks=[pytest.mark.exhaustive] * (path.stem != "measure") + [pytest.mark.minilm])
-        for path in NOTEBOOKS
-    ],
+    [pytest.param(path, marks=pytest.mark.minilm) for path in NOTEBOOKS],
     ids=lambda path: path.stem,
 )
 def test_a_notebook_runs(notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 CHANGED = 6
 PER_QUERY = ("entropy", "distance", "row_sum", "virtual_sink_mass", "head_output_norm", "hidden_norm", "key_norm")

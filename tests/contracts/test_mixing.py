@@ -11,7 +11,7 @@ import regard
 from regard.constants import Constants, Origin
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 def constants_for(model: Any, length: int = 24) -> Constants:

@@ -10,7 +10,7 @@ import regard
 from regard.hooks import watching
 from tests.contracts.test_replacing import constants_for, some_heads
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 LENGTHS = (9, 14, 5)
 # Of a packed row the matrices of its sequences are not told apart.

@@ -11,7 +11,7 @@ from regard.hooks import watching
 from regard.hooks.caches import read_cache
 from tests.named_cache import behind
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 # Only samples of one length enter input dependence, and in a batch only those without padding: told in its docstring.
 OF_ONE_LENGTH = ("input_dependence",)

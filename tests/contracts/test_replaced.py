@@ -17,7 +17,7 @@ import regard
 from regard.constants import Constants, Origin
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 def constants_for(model: Any, length: int = 24, seed: int = 3) -> Constants:
@@ -133,7 +133,7 @@ def test_another_attention_is_refused(build: Callable) -> None:
         regard.replaced(model, constants_for(model)).set_attn_implementation("sdpa")
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 def test_each_architecture_is_loaded_by_its_own_auto_class(build: Callable, tmp_path: Path) -> None:
     base = build("Bert")
     torch.manual_seed(0)

@@ -22,7 +22,7 @@ from regard.hooks.registration import find_configs
 from regard.models.layers import RegardAttention
 from tests.contracts.families import CASES, FAMILIES
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 LENGTH = 24
 

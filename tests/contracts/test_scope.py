@@ -12,7 +12,7 @@ import regard.attention.operator
 from regard.errors import UserError
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 def test_other_implementations_give_the_same(

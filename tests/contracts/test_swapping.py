@@ -22,7 +22,7 @@ from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.registration import find_configs
 from tests.contracts.families import CASES, CAUSAL, PADDED, SWAPPED
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 WINDOW, EPSILON = 5, 1e-8
 OPERATIONS: dict[str, AttentionSpec | str] = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.hooks import watching
 
-pytestmark = pytest.mark.sample(3)
+pytestmark = pytest.mark.sample(2)
 
 
 @contextmanager

@@ -140,7 +140,7 @@ def test_a_run_without_models_cannot_be_gone_on_with(tmp_path: Path) -> None:
         learn(stream(4), model=loaded(), after=tmp_path / "run")
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["state.safetensors", "state.json", "lineage.json", "index.json"])
 def test_a_damaged_or_missing_state_is_not_gone_on_with(name: str, tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part")

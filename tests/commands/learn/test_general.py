@@ -46,6 +46,7 @@ def test_held_out_text_is_refused_before_anything_is_trained(tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.exhaustive
 def test_special_tokens_written_in_texts_or_answers_are_told(tmp_path: Path) -> None:
     options: dict[str, Any] = {"num_epochs": 1, "length": 12, "diagnostic_samples": 0, "save_models": False}
     for module, tokens in ((small_tasks, ("[SEP]", "[CLS]")), (small_text_tasks, ("[EOS]", "[BOS]"))):

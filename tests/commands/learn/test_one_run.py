@@ -363,6 +363,7 @@ def test_methods_that_need_a_head_to_train(method: str, said: dict[str, Any], to
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["l2p", "mbpa++"])
 def test_others_learn_with_the_words_of_labels(method: str) -> None:

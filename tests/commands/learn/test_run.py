@@ -329,7 +329,7 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes",
     [{"num_epochs": 0}, {"method": "oblivion"}, {"order": "2-0"}, {"method": "lfpt5"}],
@@ -350,6 +350,7 @@ def test_the_last_method_is_refused_before_the_first_trains(resume: bool, tmp_pa
     assert not listing(tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_new_comparison_deletes_the_old_one_and_nothing_else(tmp_path: Path) -> None:
     stopped_run(tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
@@ -368,6 +369,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path) -> None:
     check_same(found, whole)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["journal.jsonl", "work.json"])
 def test_damaged_bookkeeping_is_refused(name: str, tmp_path: Path) -> None:
     learn(stream(), "probe", loaded(), work_dir=tmp_path, **SMALL)
@@ -392,7 +394,7 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "change, told",
     [

@@ -24,7 +24,7 @@ def make_frames(path: Path | io.BytesIO, count: int = 3, **options: Any) -> Any:
     return path
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("suffix", ["gif", "webp", "png", "apng", "tiff"])
 def test_an_image_of_several_frames_is_told_and_recorded(suffix: str, regard: Regard, tmp_path: Path) -> None:
     make_vit(tmp_path / "vit")

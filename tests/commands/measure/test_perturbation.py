@@ -91,6 +91,7 @@ def test_the_numbers_are_those_of_hidden_states(
         assert set(found.frame(NAME, site=site)["layer"]) == set(range(-1, len(layers) - 1))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["llama", "bart"])
 def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, documents: list[str]) -> None:
     tables = [measured(tiny(kind), documents, batch_size=size).table.sort_values(AXES) for size in (1, 3, SAMPLES)]

@@ -153,7 +153,7 @@ def test_the_numbers_are_those_of_the_eager_matrices(kind: str, tiny: Tiny, docu
     assert_as_eager(measured(tiny(kind), documents), eager(tiny(kind), ids), 0.3)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings",
     [{"bos": "drop"}, {"bos": "add"}, {"input": "random"}, {"input": "repeated", "bos": "drop"}, {"seed": 5}],

@@ -250,6 +250,7 @@ def test_what_others_put_into_a_work_folder_stays(small: PretrainConfig, cache: 
     assert listing(tmp_path) == {"notes.txt": b"mine"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes, message",
     [({"max_steps": -1}, "max-steps"), ({"data": "none.txt"}, "none.txt"), ({"attention": "foo"}, "attention")],

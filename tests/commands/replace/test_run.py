@@ -261,6 +261,7 @@ def test_a_work_folder_that_holds_something_else_is_refused_and_stays(
     assert listing(tmp_path) == before
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes", [{"num_seeds": 0}, {"length": 2}, {"metric": "loss"}, {"constants_from": "none.safetensors"}], ids=str
 )

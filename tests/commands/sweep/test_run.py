@@ -186,6 +186,7 @@ def test_all_trials_are_run_once_and_compared(tmp_path: Path) -> None:
     assert sorted(told.finished for told in events if told.event.kind == "finished") == list(range(1, 9))
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_shows_itself(tmp_path: Path) -> None:
     found = swept(tmp_path, {"name": ["softmax", "sigmoid"]}, seeds=[0, 2])
     assert repr(found).startswith("SweepResult(Sweep over name 2 combinations · 2 seeds · 4 of 4 trials finished")
