@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor, nn
 
 from regard.adapters.queries import StateReader
+from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import made, rows
 
@@ -32,3 +33,17 @@ def test_states_of_several_streams_are_refused() -> None:
     model.encoder.layer[0].register_forward_hook(with_streams)
     with pytest.raises(UserError, match=r"query: expected states of 7 tokens, got \(3, 7, 4, 16\); query='embeddings'"):
         StateReader(model)(batch, torch.ones(3, 7, dtype=torch.bool))
+
+
+def test_a_model_without_a_table_of_embeddings_is_refused() -> None:
+    """VITS has none that it names; that of Perceiver is a bare parameter."""
+    sizes: dict[str, Any] = {"vocab_size": 20, "num_attention_heads": 2}
+    vits = transformers.VitsConfig(hidden_size=8, num_hidden_layers=1, ffn_dim=8, **sizes)
+    latents = {"num_latents": 2, "d_latents": 8, "d_model": 8, "max_position_embeddings": 8}
+    heads = {"num_self_attention_heads": 2, "num_cross_attention_heads": 2, "num_self_attends_per_block": 1}
+    perceiver = transformers.PerceiverConfig(vocab_size=20, **latents, **heads)
+    for model in (transformers.VitsModel(vits), transformers.PerceiverForMaskedLM(perceiver)):
+        with pytest.raises(
+            UserError, match=f"model: expected one with a table of input embeddings, got {type(model).__name__}"
+        ):
+            SharedAdapters(model)

@@ -385,5 +385,11 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without adapters, got one that has some already")
     check_choice("adapter_type", adapter_type, BLOCKS)
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:
+        table = None
+    if not isinstance(getattr(table, "weight", None), Tensor):
+        raise UserError(f"model: expected one with a table of input embeddings, got {type(model).__name__}")
     if adapter_type == "prompt" and model.get_input_embeddings().weight.is_meta:
         raise UserError("adapter_type: expected 'lora' with input embeddings that are off-loaded, got 'prompt'")
