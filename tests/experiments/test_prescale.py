@@ -13,6 +13,7 @@ import pytest
 from experiments.common.claims import (
     AGAINST,
     AS_PUBLISHED,
+    DRAWN,
     IN_PART,
     NOT_RUN,
     UNDECIDED,
@@ -238,7 +239,7 @@ def test_an_order_against_the_paper_is_said(tmp_path: Path) -> None:
 
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     one = Tables.gather(work_of(tmp_path / "work", {row: scores[:1] for row, scores in SCORES.items()}))
-    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, NOT_RUN}
+    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, DRAWN, NOT_RUN}
     assert "(one run, no interval)" in find_verdict(one, "Pre-scaling is near").evidence
 
 

@@ -16,6 +16,7 @@ import pytest
 from experiments.common.claims import (
     AGAINST,
     AS_PUBLISHED,
+    DRAWN,
     HOLDS,
     IN_PART,
     NOT_RUN,
@@ -256,7 +257,7 @@ def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
 
 def test_few_runs_decide_nothing(tmp_path: Path) -> None:
     one = gathered(tmp_path, {row: finals[:1] for row, finals in SCORES.items()})
-    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, NOT_RUN}
+    assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, DRAWN, NOT_RUN}
 
 
 def test_baselines_are_told_no_task(tables: Tables) -> None:
