@@ -101,10 +101,13 @@ class Tables:
         Raises:
             UserError: The runs are of other settings.
         """
+        made = set(more.runs["row"])
         for name in ("model", "rows", "budget"):
-            if self.record[name] != more.record[name]:
-                problem = f"{self.record[name]}, got {more.record[name]}"
-                raise UserError(f"add: expected runs with the {name} of the stored ones, {problem}")
+            known, found = self.record[name], more.record[name]
+            if name == "rows":
+                known, found = ({row: of.get(row) for row in sorted(made)} for of in (known, found))
+            if known != found:
+                raise UserError(f"add: expected runs with the {name} of the stored ones, {known}, got {found}")
         again = {name: getattr(more, name) for name in COLUMNS} | {"confusions": more.routers}  # perhaps of none now
         tables = {name: _join(getattr(self, name), getattr(more, name), again[name]) for name in COLUMNS}
         return Tables(**tables, record=_join_records(self.record, more.record))

@@ -170,6 +170,11 @@ def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:
     others = Tables(tables.runs, tables.tasks, tables.routers, tables.confusions, {**tables.record, "budget": {}})
     with pytest.raises(UserError, match=r"^add: expected runs with the budget of the stored ones"):
         tables.join(others)
+    rows = {**tables.record["rows"], "merge-dare": {"settings": "others"}}  # of which there are no runs
+    assert tables.join(dataclasses.replace(tables, record={**tables.record, "rows": rows})).record["rows"] != rows
+    others = dataclasses.replace(tables, record={**tables.record, "rows": {**rows, "sapt": {"settings": "others"}}})
+    with pytest.raises(UserError, match=r"^add: expected runs with the rows of the stored ones"):
+        tables.join(others)
 
 
 @pytest.mark.parametrize("arguments", [["routing", "--add"], ["rates", "--work", ".", "--add"]])
