@@ -47,6 +47,10 @@ class ByThread(Generic[State]):
     @property
     def state(self) -> State:
         """The state of this thread's forward."""
+        return self._find_state()
+
+    def _find_state(self) -> State:
+        """Return the state of this thread's forward: not by `super().state`, which no graph can hold."""
         if is_traced():
             return self._latest
         if self.is_again:

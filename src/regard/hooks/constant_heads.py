@@ -338,7 +338,11 @@ def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Tell the constants of an attention module, and the layer in its cache, of each other; a hook before a forward."""
     constants = module._modules.get(NAME)
     assert isinstance(constants, ConstantHeadsByCall)
-    constants.passes.state.caches[constants.place] = cache = find_cache(args, kwargs)
+    cache, caches = find_cache(args, kwargs), constants.passes.state.caches
+    if cache is not None:
+        caches[constants.place] = cache
+    elif constants.place in caches:  # nothing is written without a cache: a graph of a checkpointed part may not
+        del caches[constants.place]
     layer = find_cache_layer(cache, module)
     if isinstance(layer, PartialKeys):
         layer.expect(constants.key_heads)

@@ -43,7 +43,7 @@ class Passes(ByThread[State]):
     @property
     def previous(self) -> State:
         """The state of this thread's forward before one that begins."""
-        return super().state
+        return self._find_state()
 
     @property
     def state(self) -> State:
@@ -60,7 +60,7 @@ class Passes(ByThread[State]):
                     "one backward pass after each forward; got a layer of one of several forwards with padding or "
                     "packing"
                 )
-        return super().state
+        return self._find_state()
 
     @property
     def is_lost(self) -> bool:
