@@ -2,9 +2,12 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from regard.constants import Constants, Origin
 from regard.errors import UserError
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 
+ROOT = Path(__file__).parents[2]
 LENGTH = 7
 IDS = torch.arange(2 * LENGTH).reshape(2, LENGTH) % 19 + 1
 BATCHES = [
@@ -236,3 +240,26 @@ def test_a_whole_model_may_be_computed_again() -> None:
         values = [checkpoint(loss, model, batch, use_reentrant=False) for batch in BATCHES]
         torch.stack(values).sum().backward()
         torch.testing.assert_close(gradients(model), expected)
+
+
+def check_one_graph(what: str) -> None:
+    model = make_model()
+    with REPLACED[what](model):
+        expected = expected_gradients(model, BATCHES)
+    with REPLACED[what](model):
+        enable(model, reentrant=False)
+        compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+        torch.stack([loss(compiled, batch) for batch in BATCHES]).sum().backward()
+        torch.testing.assert_close(gradients(model), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["half constant", "window with first tokens"])
+def test_one_graph_holds_what_is_computed_again(what: str) -> None:
+    """A graph that broke would compute layers again in the forward that was last.
+
+    In a process of its own, for no graph may hold checks of shapes.
+    """
+    program = f"from {__name__} import check_one_graph; check_one_graph({what!r})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
