@@ -87,3 +87,24 @@ def test_what_layers_read_is_seen_without_padding() -> None:
     assert len(seen) == 4
     assert_close(seen[0], states[0][:, :TOKENS][real])
     assert_close(seen[2], states[1][:, :TOKENS][real])
+
+
+def test_rows_of_xlnet_have_each_its_own_weights() -> None:
+    """The weights of each row alone; the tokens are a multiple of the rows."""
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(vocab_size=30, d_model=16, n_layer=2, n_head=2, d_inner=24)
+    model = transformers.XLNetModel(config).eval()
+    adapters = regard.SharedAdapters(model, r=2, query="embeddings", target_modules=["layer_1", "layer_2"])
+    for name in ("one", "two"):
+        adapters.add_adapter(name)
+    for layer in adapters.pool.adapters:
+        for up in layer.B:
+            torch.nn.init.normal_(up)
+    adapters.freeze()
+    adapters.double()
+    ids, weights = torch.randint(3, 30, (4, 8)), torch.rand(4, 2, dtype=torch.float64)
+    with adapters.use_weights(weights):
+        found = output(adapters, {"input_ids": ids})
+    for row in range(4):
+        with adapters.use_weights(weights[row]):
+            assert_close(found[row : row + 1], output(adapters, {"input_ids": ids[row : row + 1]}))

@@ -14,8 +14,8 @@ from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import is_in_backward
 
-TOKENS_FIRST = ("LongformerSelfAttention", "LEDEncoderSelfAttention")
-"""Attention modules whose layers read states (token, row, inputs)."""
+TOKENS_FIRST = ("LongformerSelfAttention", "LEDEncoderSelfAttention", "XLNetFeedForward")
+"""Modules whose layers read states (token, row, inputs)."""
 GATHERED = 50
 """Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""
 
