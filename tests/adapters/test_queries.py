@@ -47,3 +47,23 @@ def test_a_model_without_a_table_of_embeddings_is_refused() -> None:
             UserError, match=f"model: expected one with a table of input embeddings, got {type(model).__name__}"
         ):
             SharedAdapters(model)
+
+
+def test_states_with_tokens_first_are_read_row_by_row() -> None:
+    """The blocks of XLNet compute (token, row, width); what the model returns says which states are right."""
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(vocab_size=30, d_model=16, n_layer=4, n_head=2, d_inner=24)
+    model = transformers.XLNetModel(config).eval()
+    ids, mask = torch.randint(3, 30, (8, 8)), torch.ones(8, 8, dtype=torch.bool)
+    mask[0, 5:] = False
+    given = {"input_ids": ids, "attention_mask": mask.long()}
+    with torch.no_grad():
+        states = model(**given, output_hidden_states=True).hidden_states
+    expected = [torch.stack([row[seen].mean(0) for row, seen in zip(states[n], mask, strict=True)]) for n in (1, 2)]
+    torch.testing.assert_close(StateReader(model)(given, mask), torch.cat(expected, -1))
+
+
+def test_a_part_without_a_configuration_is_refused() -> None:
+    """The encoder of FSMT has none."""
+    with pytest.raises(UserError, match="got Linear without a configuration"):
+        StateReader(nn.Linear(1, 1))

@@ -11,8 +11,9 @@ from torch.utils.hooks import RemovableHandle
 from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
-from regard.hooks.modules import find_ranks, find_stacks, num_blocks
+from regard.hooks.modules import TIME_FIRST, find_ranks, find_stacks, num_blocks
 from regard.models.limits import reads_no_tokens
+from regard.runs.model_type import original_type
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -78,6 +79,9 @@ class StateReader:
 
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
+        if not hasattr(reader, "config"):
+            got = f"{type(reader).__name__} without a configuration"
+            raise UserError(f"query: expected a model that says its layers and width, got {got}")
         config = self.reader.config.get_text_config()
         if missing := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(config, name)]:
             got = f"{type(config).__name__} without {' and '.join(missing)}; query='embeddings' is possible"
@@ -86,6 +90,7 @@ class StateReader:
         self.layers = _select_layers(layers, num_layers)
         self.width = config.hidden_size * len(self.layers)
         self._stack = _find_stack(reader, num_layers)
+        self._tokens_first = original_type(reader.config) in TIME_FIRST
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -149,12 +154,15 @@ class StateReader:
         """Call `capture(layer, states)` after each layer that is read, until the handles are removed."""
         return [
             block.register_forward_hook(
-                lambda _module, _args, output, layer=layer: capture(
-                    layer, output if isinstance(output, Tensor) else output[0]
-                )
+                lambda _module, _args, output, layer=layer: capture(layer, self._states_of(output))
             )
             for layer, block in (self.blocks or {}).items()
         ]
+
+    def _states_of(self, output: Any) -> Tensor:
+        """Return the states (row, token, width) in the output of a layer."""
+        states: Tensor = output if isinstance(output, Tensor) else output[0]
+        return states.transpose(0, 1) if self._tokens_first else states
 
     def reads(self, module: nn.Module) -> bool:
         """Return whether a module takes part in reading: it is in the reader, and in no later layer."""
