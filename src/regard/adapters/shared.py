@@ -28,6 +28,7 @@ from regard.adapters.task_training import (
     TrainingOptions,
     check_batch,
     own_weight,
+    refuse_share,
     train_adapter,
     train_mode,
 )
@@ -115,14 +116,15 @@ class SharedAdapters(AdapterModel):
             max_grad_norm: Norm to which gradients are clipped.
             check: Batches by adapter whose weights are looked at in the end, of earlier tasks, and of rows that were
                 held out; by default the task's own batches, whose weights are too good if they are few.
-            loss: Returns the mean loss of a batch's rows; by default that of the model.
+            loss: Returns the mean loss of a batch's rows; by default that of the model. Where several processes have a
+                share of the rows each, it must be that of a `DistributedDataParallel`, and the router fitted before.
 
         Returns:
             Losses of the steps, mean weights of own adapters, and seconds.
 
         Raises:
-            UserError: Batches have no length or no labels, an option cannot be, a weight of the base requires
-                gradients, or a loss or gradient is not finite.
+            UserError: Batches have no length or no labels, or are a share alone, an option cannot be, a weight of the
+                base requires gradients, or a loss or gradient is not finite.
 
         After an error, also an interruption, a new adapter is there if a step has trained it, and else is not.
         """
@@ -138,6 +140,7 @@ class SharedAdapters(AdapterModel):
         checked = {name: moved} | {task: BatchesOnDevice(rows, device) for task, rows in (check or {}).items()}
         check_frozen_base(self)
         if loss is None:
+            refuse_share(batches, ", or the loss of a DistributedDataParallel, which averages gradients")
             warn_of_new_head(self)
         for task in checked.keys() - {name}:
             self.index_of(task)
@@ -204,6 +207,7 @@ class SharedAdapters(AdapterModel):
 
     def _all_vectors(self, name: str, batches: Batches) -> Tensor:
         vectors = []
+        refuse_share(batches, " to tell the router of (fit_router)")
         for batch in batches:
             with torch.no_grad():
                 vectors.append(self.query_vectors(**check_batch(batch)))

@@ -121,6 +121,19 @@ def check_batch(batch: Any) -> Mapping[str, Any]:
     return batch
 
 
+def refuse_share(batches: Any, why: str) -> None:
+    """Raise UserError if a DataLoader deals its rows out to several processes, as far as its samplers tell.
+
+    PyTorch's `DistributedSampler` has `num_replicas`, that of accelerate and of a Trainer's loader `num_processes`.
+    """
+    loader = batches.batches if isinstance(batches, BatchesOnDevice) else batches
+    of_batches = getattr(loader, "batch_sampler", None)
+    samplers = (getattr(loader, "sampler", None), of_batches, getattr(of_batches, "sampler", None))
+    shares = max(getattr(one, name, 1) for one in samplers for name in ("num_replicas", "num_processes"))
+    if shares > 1:
+        raise UserError(f"batches: expected all rows in every process{why}, got a share of {shares}")
+
+
 def own_weight(name: str, names: Sequence[str], means: Tensor) -> float:
     """Return the weight of an adapter among the mean weights (adapter,) of its task's rows; warn if it is low."""
     usage = dict(zip(names, means.tolist(), strict=True))
