@@ -63,7 +63,12 @@ def test_states_with_tokens_first_are_read_row_by_row() -> None:
     torch.testing.assert_close(StateReader(model)(given, mask), torch.cat(expected, -1))
 
 
-def test_a_part_without_a_configuration_is_refused() -> None:
-    """The encoder of FSMT has none."""
-    with pytest.raises(UserError, match="got Linear without a configuration"):
-        StateReader(nn.Linear(1, 1))
+@pytest.mark.parametrize("query", ["states", "embeddings"])
+def test_a_model_whose_encoder_is_no_model_is_refused(query: Any) -> None:
+    """That of FSMT has neither a configuration nor a table of embeddings."""
+    sides = {
+        f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    config = transformers.FSMTConfig(langs=["en", "de"], src_vocab_size=9, tgt_vocab_size=9, d_model=8, **sides)
+    with pytest.raises(UserError, match="model: expected one whose encoder is a PreTrainedModel, got FSMTEncoder"):
+        SharedAdapters(transformers.FSMTForConditionalGeneration(config), query=query)

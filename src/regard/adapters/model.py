@@ -90,6 +90,8 @@ class AdapterModel(nn.Module):
             check_defaults({**lora, "above_query": above_query}, LORA, "adapter_type='prompt'")
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
         reader, two_parts = find_reader(model)
+        if not (hasattr(reader, "config") and hasattr(reader, "get_input_embeddings")):
+            raise UserError(f"model: expected one whose encoder is a PreTrainedModel, got {type(reader).__name__}")
         decoder_only = not two_parts and bool(model.can_generate())
         query_reader = make_query_reader(reader, query, query_layers, positions_from_mask=decoder_only)
         hidden_size = learnt.pop("router_hidden_size")

@@ -79,9 +79,6 @@ class StateReader:
 
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
-        if not hasattr(reader, "config"):
-            got = f"{type(reader).__name__} without a configuration"
-            raise UserError(f"query: expected a model that says its layers and width, got {got}")
         config = self.reader.config.get_text_config()
         if missing := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(config, name)]:
             got = f"{type(config).__name__} without {' and '.join(missing)}; query='embeddings' is possible"
