@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modules import TIME_FIRST, find_ranks, find_stacks, num_blocks
-from regard.models.limits import reads_no_tokens
+from regard.models.limits import find_towers
 from regard.runs.model_type import original_type
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
@@ -211,7 +211,7 @@ def _find_stack(reader: nn.Module, num_layers: int) -> list[nn.Module] | None:
 
     Parts that read images or sounds may have as many.
     """
-    towers = tuple(f"{name}." for name, module in reader.named_modules() if name and reads_no_tokens(module))
+    towers = find_towers(reader)
     for name, module in reader.named_modules():
         if f"{name}.".startswith(towers):
             continue

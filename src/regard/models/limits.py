@@ -39,13 +39,12 @@ def maximum_length(model: nn.Module, tokenizer: Any) -> int | None:
 
 def count_positions(model: nn.Module) -> list[int]:
     """Return how many tokens each table of learned positions has rows for; those of images and sounds are left out."""
-    named = dict(model.named_modules())
-    towers = [f"{name}." for name, module in named.items() if name and reads_no_tokens(module)]
+    towers = find_towers(model)
     return [
         _count_positions(module)
-        for name, module in named.items()
+        for name, module in model.named_modules()
         if isinstance(module, nn.Embedding) and name.rsplit(".", 1)[-1] in _POSITION_TABLES
-        if not name.startswith(tuple(towers))
+        if not name.startswith(towers)
     ]
 
 
@@ -63,6 +62,11 @@ def check_length(length: int, model: nn.Module, tokenizer: Any) -> None:
     limit = maximum_length(model, tokenizer)
     if limit is not None and length > limit:
         raise UserError(f"length: expected at most {limit} tokens, the most this model was made for; got {length}")
+
+
+def find_towers(model: nn.Module) -> tuple[str, ...]:
+    """Return with what the names of modules begin that are in parts which read images or sounds."""
+    return tuple(f"{name}." for name, module in model.named_modules() if name and reads_no_tokens(module))
 
 
 def reads_no_tokens(module: nn.Module) -> bool:

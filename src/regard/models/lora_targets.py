@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
-from regard.models.limits import reads_no_tokens
+from regard.models.limits import find_towers
 
 FAMILIES = (
     ("q", "v"),
@@ -28,7 +28,7 @@ def query_value_layers(model: nn.Module, linear: Iterable[str]) -> list[str]:
     Attention modules of one model may be of several families. Parts that read no tokens, such as vision towers, are
     left out, but in models of these alone.
     """
-    towers = tuple(f"{name}." for name, module in model.named_modules() if name and reads_no_tokens(module))
+    towers = find_towers(model)
     every = list(linear)
     return _of_families(name for name in every if not name.startswith(towers)) or _of_families(every)
 
