@@ -28,6 +28,7 @@ from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
+from regard.runs.model_type import input_embeddings
 
 BLOCKS = ("lora", "prompt")
 
@@ -387,11 +388,8 @@ def _check_model(model: Any, adapter_type: Any) -> None:
     if any(isinstance(module, MixedLayer) for module in model.modules()):
         raise UserError("model: expected one without adapters, got one that has some already")
     check_choice("adapter_type", adapter_type, BLOCKS)
-    try:
-        table = model.get_input_embeddings()
-    except NotImplementedError:
-        table = None
-    if not isinstance(getattr(table, "weight", None), Tensor):
+    table = getattr(input_embeddings(model), "weight", None)
+    if not isinstance(table, Tensor):
         raise UserError(f"model: expected one with a table of input embeddings, got {type(model).__name__}")
-    if adapter_type == "prompt" and model.get_input_embeddings().weight.is_meta:
+    if adapter_type == "prompt" and table.is_meta:
         raise UserError("adapter_type: expected 'lora' with input embeddings that are off-loaded, got 'prompt'")

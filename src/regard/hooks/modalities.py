@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
 from regard.hooks.module_tree import modules_of
+from regard.runs.model_type import input_embeddings
 from regard.statistics import Observation
 from regard.statistics.modalities import FIRST_OF, MODALITIES
 
@@ -153,8 +154,5 @@ class RootTokens:
         if self.ids is None or root is None or stack is root:
             return None
         is_second = root.config.is_encoder_decoder and getattr(getattr(stack, "config", None), "is_decoder", False)
-        try:
-            table = root.get_input_embeddings()
-        except NotImplementedError:
-            return None
+        table = input_embeddings(root)
         return self.ids if not is_second and any(module is table for module in modules_of(stack)) else None

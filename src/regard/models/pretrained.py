@@ -31,7 +31,7 @@ from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
 from regard.models.processors import Kind, load_decoder_tokenizer, load_processor
 from regard.runs.integrity import sha256_of_file
-from regard.runs.model_type import original_type
+from regard.runs.model_type import input_embeddings, original_type
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -299,12 +299,8 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts
     """Check that the model reads texts (unless it need not) and has an embedding for each id of the tokenizer."""
     if model.main_input_name != "input_ids" and texts:
         raise UserError(f"model: '{name}' is none for texts: {type(model).__name__} reads {model.main_input_name}")
-    try:
-        table: Any = model.get_input_embeddings()
-    except NotImplementedError:  # of two towers, neither of which is the whole model's
-        return
-    rows = getattr(table, "num_embeddings", None)
-    if rows is None:  # of patches, in a model that reads images alone
+    rows = getattr(input_embeddings(model), "num_embeddings", None)
+    if rows is None:  # of two towers, or of patches, in a model that reads images alone
         return
     highest = largest_id(tokenizer)
     if not 0 <= highest < rows:
