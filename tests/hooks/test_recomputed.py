@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ from regard import AttentionSpec
 from regard.constants import Constants, Origin
 from regard.errors import UserError
 from regard.hooks.layers import find_attention_layers, model_fingerprint
+from regard.hooks.operation import CurrentPass
+from regard.hooks.recomputed import make_passes
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 7
@@ -263,3 +266,12 @@ def test_one_graph_holds_what_is_computed_again(what: str) -> None:
     program = f"from {__name__} import check_one_graph; check_one_graph({what!r})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_stacks_that_share_a_module_are_in_one_forward() -> None:
+    """Such a module cannot tell by which of them it is called."""
+    first, second, alone, shared = (nn.Identity() for _ in range(4))
+    places = [(first, nn.Identity()), (first, shared), (second, shared), (alone, nn.Identity())]
+    layers: Any = [SimpleNamespace(stack=SimpleNamespace(module=stack), module=module) for stack, module in places]
+    passes = make_passes(layers, CurrentPass)
+    assert [passes[stack] is passes[first] for stack in (first, second, alone)] == [True, True, False]

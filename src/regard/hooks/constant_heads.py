@@ -46,11 +46,6 @@ class PassState:
     uses: dict[int, int] = field(default_factory=dict)
     caches: dict[int, Any] = field(default_factory=dict)
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether any other forward without padding, packing and cache leaves the same."""
-        return self.forward.is_plain
-
     def copy(self) -> PassState:
         """Return a state of the same forward that goes on to count by itself."""
         return replace(self, uses=dict(self.uses)) if self.uses else self
@@ -137,14 +132,15 @@ class ConstantHeads(nn.Module):
         Raises:
             UserError: It has more tokens than the constants serve.
         """
-        forward, query_shift = self.during.forward, self.during.shift
+        during = self.during
+        forward, query_shift = during.forward, during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors
             queries, keys = int(queries), int(keys)
         first_key = 0 if self.cross or always(offset + queries <= keys) else offset + queries - keys
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
-        key_shift = self.during.encoder_shift if self.cross else query_shift
-        starts = self.during.packed_starts(call)
+        key_shift = during.encoder_shift if self.cross else query_shift
+        starts = during.packed_starts(call)
         tokens = max(offset + queries, keys if self.cross else 0)
         if starts is not None:
             if self.cross or self.exact:
@@ -159,7 +155,7 @@ class ConstantHeads(nn.Module):
             self.begin_training()  # also where someone else set `requires_grad`: rows need their sum from now on
         if self.causal and learns:
             matrix = matrix.tril()  # what training puts there would be seen
-        call = self._simplify_mask(call, token_mask)
+        call = self._simplify_mask(call, token_mask, during)
         if call.query_mask is None:
             call = replace(call, query_mask=forward.query_mask(queries))
         is_normalised = not first_key and self.gate is None and not learns
@@ -222,7 +218,7 @@ class ConstantHeads(nn.Module):
             "average in the layout natural"
         )
 
-    def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None) -> AttentionCall:
+    def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None, during: PassState) -> AttentionCall:
         """Turn a mask that hides nothing but padding into a list of real keys, so that C·V stays one product."""
         if call.keep is None or self.causal or call.keep.shape[1] > 1 or is_traced():
             return call
@@ -238,7 +234,7 @@ class ConstantHeads(nn.Module):
             expanded = keep.expand(len(mask), -1, -1, -1)
             return bool((expanded == by_key).all()) or bool((expanded == by_pair).all())
 
-        if not _ask_once(self.during.hides_padding_alone, keep, hides_padding_alone):
+        if not _ask_once(during.hides_padding_alone, keep, hides_padding_alone):
             return call
         return replace(call, keep=None, key_mask=None if token_mask is None else mask)
 

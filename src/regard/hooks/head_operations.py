@@ -18,7 +18,7 @@ from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
-from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, make_passes, parse_attention
+from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, follow_forwards, parse_attention
 from regard.hooks.recomputed import Passes
 from regard.hooks.routing import routed
 
@@ -127,7 +127,7 @@ def replacing_each_head(
     layers = find_attention_layers(model) if layers is None else layers
     check_computes_softmax(model, layers)
     selected = [(_check_layer(key, layers, operations), operations) for key, operations in by_layer.items()]
-    passes, hooks = make_passes([found for found, _ in selected])
+    passes, hooks = follow_forwards([found for found, _ in selected])
     with routed(model, hooks):
         try:
             for found, operations in selected:

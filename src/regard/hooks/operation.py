@@ -22,7 +22,7 @@ from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
-from regard.hooks.recomputed import Passes
+from regard.hooks.recomputed import Passes, make_passes
 from regard.hooks.routing import ModuleHook, routed
 
 Layers = Collection[int | Layer] | int | None
@@ -86,16 +86,18 @@ def make_operations(
     layers: Sequence[AttentionLayer], spec: AttentionSpec, function: Weigh | None = None
 ) -> tuple[dict[nn.Module, LayerOperation], list[ModuleHook]]:
     """Return the operation of each attention module, for its attribute `OVERRIDE`, and the hooks that these need."""
-    passes, hooks = make_passes(layers)
+    passes, hooks = follow_forwards(layers)
     operations = {
         layer.module: LayerOperation(spec, layer.causal, passes[layer.stack.module], function) for layer in layers
     }
     return operations, hooks if spec.window is not None else []
 
 
-def make_passes(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
+def follow_forwards(
+    layers: Sequence[AttentionLayer],
+) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
     """Return the forward that each stack of these layers will be in, and the hooks that keep it."""
-    passes = {layer.stack.module: Passes(CurrentPass()) for layer in layers}
+    passes = make_passes(layers, CurrentPass)
     return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
 
 
@@ -208,11 +210,6 @@ class CurrentPass:
 
     forward: ForwardContext = field(default_factory=ForwardContext)
     block_starts: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether any other forward without padding, packing and cache leaves the same."""
-        return self.forward.is_plain
 
     def copy(self) -> CurrentPass:
         """Return this: layers leave nothing in it."""

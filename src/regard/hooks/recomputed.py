@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -12,25 +12,24 @@ from torch import nn
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import ByThread, is_in_backward
+from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.modules import AttentionLayer
 
 FUNCTION = "_gradient_checkpointing_func"
 """Attribute by which modules of Transformers that checkpoint call what is computed again."""
 
 
-class PassState(Protocol):
+class StackState(Protocol):
     """What a forward of a stack leaves for its layers."""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether any other forward without padding, packing and cache leaves the same."""
-        ...
+    forward: ForwardContext
 
     def copy(self) -> Any:
         """Return a state of the same forward, at the same layer, that goes on by itself."""
         ...
 
 
-State = TypeVar("State", bound=PassState)
+State = TypeVar("State", bound=StackState)
 
 
 class Passes(ByThread[State]):
@@ -78,7 +77,7 @@ class Passes(ByThread[State]):
             if function is not None and is_used and not any(link.passes is self for link in _links(function)):
                 setattr(module, FUNCTION, _Checkpointing(function, self))
         if not self.is_again:
-            is_alone = self._is_computed_again or (state.is_plain and self._waiting.is_plain)
+            is_alone = self._is_computed_again or (state.forward.is_plain and self._waiting.forward.is_plain)
             self._are_several = not is_alone or (self._are_several and not self._is_computed_again)
             self._waiting, self._is_computed_again = state, False
 
@@ -92,6 +91,15 @@ class Passes(ByThread[State]):
                 for link in reversed(links):
                     function = function if link.passes is self else _Checkpointing(function, link.passes)
                 setattr(module, FUNCTION, function)
+
+
+def make_passes(layers: Sequence[AttentionLayer], make_state: Callable[[], State]) -> dict[nn.Module, Passes[State]]:
+    """Return the forward that each stack of these layers will be in; stacks that share a module are in the same."""
+    found: dict[nn.Module, Passes[State]] = {}
+    for layer in layers:
+        passes = found.get(layer.module) or found.get(layer.stack.module) or Passes(make_state())
+        found[layer.module] = found[layer.stack.module] = passes
+    return {stack: found[stack] for stack in (layer.stack.module for layer in layers)}
 
 
 @dataclass(frozen=True)

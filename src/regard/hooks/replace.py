@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.patches import patched
-from regard.hooks.recomputed import Passes
+from regard.hooks.recomputed import Passes, make_passes
 from regard.hooks.routing import ModuleHook, routed
 
 ConstantsLike = Constants | Sequence[Constants]
@@ -242,22 +242,20 @@ def install_constants(
     """
     installed: dict[Layer, ConstantHeads] = {}
     by_module: dict[nn.Module, dict[int, ConstantHeads]] = {}
-    passes = _make_passes(layers)
+    passes, places = make_passes(layers, PassState), count()
     for layer in layers:
         selected = [head for site, index, head in heads if (site, index) == layer.key]
         if selected:
-            installed[layer.key] = _make_constant_heads(
-                layer, sources, selected, options | {"passes": passes[layer.stack.module]}
-            )
+            of_stack = passes[layer.stack.module]
+            installed[layer.key] = _make_constant_heads(layer, sources, selected, of_stack, options)
             by_module.setdefault(layer.module, {})[layer.use] = installed[layer.key]
-    times, by_place = Counter(layer.module for layer in layers), list[ConstantHeadsByCall]()
+    times = Counter(layer.module for layer in layers)
     for layer in layers:
         module = layer.module
         if layer.use or module not in by_module:
             continue
         of_stack = passes[layer.stack.module]
-        constants = ConstantHeadsByCall(by_module[module], times[module], layer.calls, len(by_place), of_stack)
-        by_place.append(constants)
+        constants = ConstantHeadsByCall(by_module[module], times[module], layer.calls, next(places), of_stack)
         _set_submodule(module, NAME, constants, undo)
         if times[module] == 1 and not options.get("gated"):
             pruned = prune_projections(layer, installed[layer.key].heads)
@@ -274,17 +272,12 @@ def install_constants(
     return installed
 
 
-def _make_passes(layers: Sequence[AttentionLayer]) -> dict[nn.Module, Passes[PassState]]:
-    """Return the forward that each stack will be in; stacks that share a module are in the same."""
-    found: dict[nn.Module, Passes[PassState]] = {}
-    for layer in layers:
-        passes = found.get(layer.module) or found.get(layer.stack.module) or Passes(PassState())
-        found[layer.module] = found[layer.stack.module] = passes
-    return {stack: found[stack] for stack in (layer.stack.module for layer in layers)}
-
-
 def _make_constant_heads(
-    layer: AttentionLayer, sources: Sequence[Constants], heads: list[int], options: dict[str, Any]
+    layer: AttentionLayer,
+    sources: Sequence[Constants],
+    heads: list[int],
+    passes: Passes[PassState],
+    options: dict[str, Any],
 ) -> ConstantHeads:
     if isinstance(vars(layer.module).get(OVERRIDE), HeadOperations):
         expected = "a layer whose heads all compute one thing, to put constants beside it"
@@ -294,7 +287,7 @@ def _make_constant_heads(
     matrices = [constants.matrices[layer.key][heads].to(device, dtype) for constants in sources]
     cross = layer.site.startswith("cross")
     exact = any(constants.has_fixed_columns for constants in sources)
-    return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, exact=exact, **options)
+    return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, exact=exact, passes=passes, **options)
 
 
 def _set_submodule(module: nn.Module, name: str, submodule: nn.Module, undo: ExitStack) -> None:
