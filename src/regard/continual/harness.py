@@ -16,6 +16,8 @@ from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
 
 Row = dict[str, Any]
+YAML = (".yaml", ".yml")
+"""How the names of a user's own files of tasks end."""
 MAX_NEW_TOKENS = 256
 """Tokens of an answer, if a task does not say how many."""
 
@@ -47,14 +49,13 @@ def make_evaluation(
         from lm_eval.tasks import TaskManager
     except ImportError as error:
         raise UserError("evaluate: needs the package lm_eval: pip install 'regard[evaluate]'") from error
-    own = [name.endswith((".yaml", ".yml")) for name in names]
-    files = [str(Path(name).absolute()) if is_own else name for name, is_own in zip(names, own, strict=True)]
-    missing = next((file for file, is_own in zip(files, own, strict=True) if is_own and not Path(file).is_file()), None)
+    files = [str(Path(name).absolute()) if name.endswith(YAML) else name for name in names]
+    missing = next((file for file in files if file.endswith(YAML) and not Path(file).is_file()), None)
     if missing is not None:
         raise UserError(f"evaluate: expected names of tasks or YAML files of them, there is no {missing}")
     try:
         with suppress_logging():
-            manager, tasks = _read_tasks(TaskManager, files, has_names=not all(own))
+            manager, tasks = _read_tasks(TaskManager, files, has_names=not all(file.endswith(YAML) for file in files))
     except Exception as error:  # a task may have code of its own, and its data may be anywhere
         raise UserError(f"evaluate: cannot read the tasks {', '.join(names)}: {describe_error(error)[:300]}") from error
 
