@@ -44,7 +44,7 @@ def test_statistics_of_each_family_are_those_of_float64(
     keys = [column for column in frames[0].columns if column not in ("value", "standard_error")]
     found, expected = (frame.sort_values(keys, ignore_index=True) for frame in frames)
     assert found[keys].equals(expected[keys])
-    close = {"rtol": 1e-6, "atol": 1e-6} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 5e-3}
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 5e-3}
     for name, rows in expected.groupby("statistic"):
         values, others = (torch.tensor(frame.loc[rows.index, "value"].to_numpy(float)) for frame in (found, expected))
         torch.testing.assert_close(values, others, **close, msg=lambda text, name=name: f"{name}: {text}")
@@ -63,7 +63,7 @@ def test_steps_with_constant_heads_are_the_whole_sequence(name: str, static: boo
     with regard.replacing(model, constants, caches.SOME):
         cache = StaticCache(model.config, max_cache_len=16) if static else DynamicCache(config=model.config)
         parts = [model(ids[:, part], **caches.behind(cache), use_cache=True).logits for part in caches.STEPS]
-    torch.testing.assert_close(torch.cat(parts, 1).cpu(), expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(torch.cat(parts, 1).cpu(), expected, rtol=1e-4, atol=1e-5)  # angles are float32
 
 
 @pytest.mark.every_value
