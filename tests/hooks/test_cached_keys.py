@@ -14,6 +14,7 @@ from transformers.cache_utils import DynamicLayer
 import regard
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
+from regard.hooks.constant_heads import ConstantHeadsByCall
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.models import RegardConfig, RegardForCausalLM
 from tests.contracts.conftest import randomised
@@ -22,7 +23,7 @@ from tests.named_cache import behind, cache_of
 
 LENGTH = 24
 IDS = torch.randint(3, 99, (3, 14), generator=torch.Generator().manual_seed(1))
-PADDING = {
+PADDING: dict[str, Any] = {
     "none": None,
     "left": torch.arange(14) >= torch.tensor([0, 3, 6])[:, None],
 }
@@ -271,3 +272,35 @@ def test_keys_that_a_later_layer_attends_to_are_computed() -> None:
     assert keys["plain"].abs().amin() > 0
     assert not hasattr(reader, "k_proj")
     torch.testing.assert_close(logits(fixed, STEPS, DynamicCache(config=model.config)), logits(fixed, WHOLE, None))
+
+
+@torch.no_grad()
+@pytest.mark.every_value
+@pytest.mark.parametrize("heads", [SOME, None], ids=["some", "all"])
+@pytest.mark.parametrize("name", ["GPT2", "LlamaMQA", "Mistral"])
+def test_the_short_way_of_one_token_is_the_long_one(name: str, heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are read off where a query sees all keys, and not where a window has lost some."""
+    model, short = build(name), ConstantHeadsByCall.decode
+    taken: list[bool] = []
+
+    def decode(self: ConstantHeadsByCall, *args: Any) -> Tensor | None:
+        output = short(self, *args)
+        taken.append(output is not None)
+        return output
+
+    def write(mask: Tensor | None) -> Tensor:
+        """A prompt that may be padded, and steps of which no mask says so."""
+        cache = DynamicCache(config=model.config)
+        prompt = logits(model, STEPS[:1], cache, mask)
+        taken.clear()
+        return torch.cat([prompt, logits(model, STEPS[1:], cache)], 1)
+
+    tokens = sum(part.stop - part.start == 1 for part in STEPS)
+    times = 0 if name == "Mistral" else 2 * tokens
+    for mask in (None, PADDING["left"][:, :6]):
+        with regard.replacing(model, constants_for(model), heads):
+            monkeypatch.setattr(ConstantHeadsByCall, "decode", decode)
+            found = write(mask)
+            assert taken.count(True) == times
+            monkeypatch.setattr(ConstantHeadsByCall, "decode", lambda *_args: None)
+            torch.testing.assert_close(found, write(mask), rtol=1e-12, atol=1e-12)

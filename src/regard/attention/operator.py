@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import torch
 from jaxtyping import Float
@@ -10,13 +9,14 @@ from torch import Tensor
 
 from regard.attention import float64, kernels, reference
 from regard.attention.blockwise import blockwise, reduce_by_rows
-from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, as_tensor, visible_mask
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, visible_mask
 from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output, row_weights
 from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
 from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass, output_and_lse, supports_lse
 from regard.attention.lse_kernels import select_kernel
+from regard.attention.one_token import attend_beside_rows
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
@@ -224,47 +224,14 @@ def _is_one_query(call: AttentionCall) -> bool:
 
 
 def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor:
-    """Return the output of all heads as one product: rows of constants beside softmax weights, times values.
-
-    So no head's values are copied. Heads that share keys are scored together; what constant ones of them get is left
-    out.
-    """
-    share, device = call.num_key_value_groups, call.query.device
-    batch, heads, _, width = call.query.shape
-    order = (_order_heads.__wrapped__ if is_traced() else _order_heads)(
-        constant.key_heads, constant.heads, share, heads
-    )
-    query, mask = call.query * call.scale, _sdpa_mask(expand_bias(call))
+    """Return the output of one query a row, some heads of which are constant."""
+    mask = _sdpa_mask(expand_bias(call))
     if mask is None and call.causal and not always(call.offset + 1 >= call.key.shape[2]):
         mask = visible_mask(call)  # a static cache has room for later tokens
-    if constant.key_heads is not None:
-        scored = as_tensor(order[0], device)
-        query = query.index_select(1, scored)
-        mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, scored)
-    weights = torch.bmm(query.view(-1, share, width), call.key.flatten(0, 1).mT).view(batch, len(order[0]), 1, -1)
-    if mask is not None and mask.dtype != torch.bool:
-        weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min / 2
-    if mask is not None:
-        weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
-    weights = weights.softmax(-1)
-    if mask is not None:
-        weights = weights.masked_fill(~mask, 0)
-    rows = row_weights(call).expand(batch, -1, -1, -1)
-    weights = torch.cat([weights, rows], dim=1).index_select(1, as_tensor(order[1], device))
-    output = torch.bmm(weights.view(-1, share, weights.shape[-1]), call.value.flatten(0, 1))
-    return output.view(batch, heads, 1, -1)
-
-
-@cache
-def _order_heads(
-    key_heads: tuple[int, ...] | None, constant: tuple[int, ...], share: int, heads: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the heads that read these key heads, and where each head stands if constant ones follow them."""
-    groups = range(heads // share) if key_heads is None else key_heads
-    scored = tuple(group * share + i for group in groups for i in range(share))
-    places = {head: place for place, head in enumerate(scored)}
-    places |= {head: len(scored) + place for place, head in enumerate(constant)}
-    return scored, tuple(places[head] for head in range(heads))
+    rows = row_weights(call).expand(call.query.shape[0], -1, -1, -1)
+    return attend_beside_rows(
+        call.query, call.key, call.value, rows, constant.heads, constant.key_heads, scale=call.scale, mask=mask
+    )
 
 
 def _dynamic_heads(call: AttentionCall) -> list[int]:

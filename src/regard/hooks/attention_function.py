@@ -89,6 +89,11 @@ def attention_function(
         over_depth = _read_call(query, key, value, attention_mask, scaling, False, options)
         over_depth = replace(over_depth, dropout=dropout)
         return attend(over_depth, ReductionRequest())[0].transpose(1, 2).contiguous(), None
+    decoded = None
+    if attention_mask is None and not dropout and query.shape[2] == 1 and not is_traced():
+        decoded = _decode(module, query, key, value, scaling, options)
+    if decoded is not None:
+        return decoded, None
     call = options.get("described")
     reads_keys = call is not None
     if call is None:
@@ -112,6 +117,18 @@ def attention_function(
         return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     finally:
         IN_INTERFACE.reset(token)
+
+
+def _decode(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, options: dict[str, Any]
+) -> Tensor | None:
+    """Return the output of one token without mask in a module with constant heads; None: it takes `dispatch`."""
+    constants = module._modules.get(NAME)
+    if not isinstance(constants, ConstantHeadsByCall) or any(options.get(name) is not None for name in OBEYED):
+        return None
+    if OVERRIDE in vars(module) or module in OBSERVERS or "compressor" in module._modules or _lacks_sdpa(type(module)):
+        return None
+    return constants.decode(module, query, key, value, query.shape[-1] ** -0.5 if scaling is None else float(scaling))
 
 
 def _lacks_sdpa(module_class: type) -> bool:

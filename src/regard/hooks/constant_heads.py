@@ -2,85 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
+from regard.attention.one_token import attend_beside_rows, average_by_rows
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
 from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
 from regard.hooks.caches import find_cache
-from regard.hooks.forward_pass import ForwardContext, keeps_apart, meet_anywhere, segment_starts
+from regard.hooks.pass_state import PassState, ask_once
 from regard.hooks.recomputed import Passes
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
-
-
-MaskAnswers = dict[tuple[int, ...], tuple[Tensor, bool]]
-"""View of a mask → the mask and the answer."""
-KEPT_MASKS = 2
-"""As many kinds of masks as models alternate between layers."""
-
-
-@dataclass
-class PassState:
-    """The forward that a stack is in, shared by its layers.
-
-    A shift is the column of each sample's first real token, None if all begin at 0. `block_starts` is where the block
-    of each token begins, of a mask of pairs that keeps blocks apart. `hides_padding_alone` says of each mask so far
-    whether it hides nothing but padding, `separates` whether it keeps packed sequences apart. `uses` counts the calls
-    of each module that is called more than once; `caches` has the cache that each was passed.
-    """
-
-    forward: ForwardContext = field(default_factory=ForwardContext)
-    shift: Tensor | None = None
-    encoder_shift: Tensor | None = None
-    block_starts: Tensor | None = None
-    hides_padding_alone: MaskAnswers = field(default_factory=dict)
-    separates: MaskAnswers = field(default_factory=dict)
-    uses: dict[int, int] = field(default_factory=dict)
-    caches: dict[int, Any] = field(default_factory=dict)
-
-    def copy(self) -> PassState:
-        """Return a state of the same forward that goes on to count by itself."""
-        return replace(self, uses=dict(self.uses)) if self.uses else self
-
-    def packed_starts(self, call: AttentionCall) -> Tensor | None:
-        """Return the column at which the sequence of each token begins, (batch, token); None if rows are whole."""
-        if self.block_starts is not None:
-            return self.block_starts
-        segments = self.forward.segments
-        if segments is None or call.keep is None:
-            return None
-        if is_traced():
-            starts = segment_starts(segments).masked_fill(meet_anywhere(call.keep, segments), 0)
-            return starts.expand(call.query.shape[0], -1)
-        are_apart = _ask_once(self.separates, call.keep, lambda: keeps_apart(call, segments))
-        return segment_starts(segments).expand(len(call.query), -1) if are_apart else None
-
-
-def _ask_once(answers: MaskAnswers, mask: Tensor, ask: Callable[[], bool]) -> bool:
-    """Return the answer on a mask, which may be known from another layer.
-
-    A mask is kept with its answer: else one that was made for a call would leave its address to that of another.
-    """
-    view = (mask.data_ptr(), *mask.shape, *mask.stride())
-    if view not in answers:
-        if len(answers) == KEPT_MASKS:
-            del answers[next(iter(answers))]
-        answers[view] = mask, ask()
-    return answers[view][1]
-
-
-def _find_shift(mask: Tensor | None) -> Tensor | None:
-    if mask is None or (not is_traced() and bool(mask[:, 0].all())):
-        return None
-    return mask.int().argmax(-1)
 
 
 class ConstantHeads(nn.Module):
@@ -174,6 +113,18 @@ class ConstantHeads(nn.Module):
         )
         return replace(call, constant=constant)
 
+    def find_rows(self, query: int, keys: int) -> Tensor | None:
+        """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off.
+
+        Raises:
+            UserError: It has more tokens than the constants serve.
+        """
+        if self.cross or self.gate is not None or self.trained:
+            return None
+        matrix = self._matrix_for(query + 1, None)
+        is_whole = query < keys <= matrix.shape[-1] and (self.causal or keys == matrix.shape[-1])
+        return matrix[:, query, :keys] if is_whole and not matrix.requires_grad else None
+
     def begin_training(self) -> None:
         """Divide rows by the sum of their absolute values in every forward, until `end_training`."""
         self.trained = self.signed = True
@@ -234,7 +185,7 @@ class ConstantHeads(nn.Module):
             expanded = keep.expand(len(mask), -1, -1, -1)
             return bool((expanded == by_key).all()) or bool((expanded == by_pair).all())
 
-        if not _ask_once(during.hides_padding_alone, keep, hides_padding_alone):
+        if not ask_once(during.hides_padding_alone, keep, hides_padding_alone):
             return call
         return replace(call, keep=None, key_mask=None if token_mask is None else mask)
 
@@ -292,42 +243,59 @@ class ConstantHeadsByCall(nn.Module):
             return call
         heads: Any = self.by_use[str(use)]
         has_cache = during.caches.get(self.place) is not None
-        key_heads = self._find_key_heads(call, module, heads, reads_keys) if has_cache else None
+        key_heads = self._find_key_heads(during, call.key, call.value, module, reads_keys) if has_cache else None
         changed: AttentionCall = heads.apply_to(call, key_heads)
         return changed
 
+    def decode(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+        """Return the output (batch, 1, head, width) of one token that sees all keys behind a cache, without gradient.
+
+        None: weights of its constants are not just read off, or scores would be rounded. It is what
+        `regard.attention.operator.attend` gives, with less between the products.
+        """
+        during = self.passes.state
+        is_exact = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float32, torch.float64)
+        is_plain = is_exact and not torch.is_grad_enabled() and not torch.is_autocast_enabled(query.device.type)
+        if not is_plain or self.times * self.calls > 1 or not during.is_unmasked or "0" not in self.by_use:
+            return None
+        heads: Any = self.by_use["0"]
+        rows = heads.find_rows(during.forward.offset, value.shape[2])
+        if rows is None:
+            return None
+        has_cache = during.caches.get(self.place) is not None
+        key_heads = self._find_key_heads(during, key, value, module, reads_keys=False) if has_cache else None
+        rows = rows.to(value.dtype)
+        if heads.heads == tuple(range(query.shape[1])):
+            return average_by_rows(rows, value).transpose(1, 2)
+        rows = rows[None, :, None].expand(len(value), -1, -1, -1)
+        output = attend_beside_rows(query, key, value, rows, heads.heads, key_heads, scale=scale)
+        return output.transpose(1, 2)
+
     def _find_key_heads(
-        self, call: AttentionCall, module: nn.Module, heads: ConstantHeads, reads_keys: bool
+        self, during: PassState, key: Tensor, value: Tensor, module: nn.Module, reads_keys: bool
     ) -> tuple[int, ...] | None:
-        """Return the heads whose keys are in a call; None: all. Let a cache that begins with it drop the others.
+        """Return the heads whose keys a call has; None: all. Let a cache that begins with it drop the others.
 
         Raises:
             UserError: The host has changed the keys of some heads since they came from the cache.
         """
-        layer = find_cache_layer(self.passes.state.caches.pop(self.place), module)
+        layer = find_cache_layer(during.caches.pop(self.place), module)
         assert self.key_heads is not None
         if isinstance(layer, PartialKeys):
             if not self.key_heads:
                 return None  # zeros in the shape of all
-            if not is_traced() and not is_handed_on(call.key, layer.keys):
+            if not is_traced() and not is_handed_on(key, layer.keys):
                 raise UserError(
                     f"cannot decode with constant heads here: {type(module).__name__} changes the keys of its cache in "
                     "some forwards and not in others; pass use_cache=False"
                 )
             return self.key_heads
-        if layer is None or is_traced() or heads.during.forward.offset or (reads_keys and self.key_heads):
+        if layer is None or is_traced() or during.forward.offset or (reads_keys and self.key_heads):
             return None
-        is_plain = is_handed_on(call.key, layer.keys) and is_handed_on(call.value, layer.values)
-        if is_plain and len(self.key_heads) < call.key.shape[1]:
+        is_plain = is_handed_on(key, layer.keys) and is_handed_on(value, layer.values)
+        if is_plain and len(self.key_heads) < key.shape[1]:
             drop_keys(layer, self.key_heads)
         return None
-
-
-def begin_pass(passes: Passes[PassState], stack: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Keep what the arguments of a forward of a stack say; a hook before each forward."""
-    forward = ForwardContext.from_arguments(stack, args, kwargs, passes.previous.forward)
-    shift, encoder_shift = _find_shift(forward.token_mask), _find_shift(forward.encoder_mask)
-    passes.begin_in(stack, PassState(forward, shift, encoder_shift, forward.find_block_starts()))
 
 
 def begin_call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

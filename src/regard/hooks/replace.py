@@ -16,12 +16,13 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
-from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, PassState, begin_call, begin_pass
+from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
 from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
+from regard.hooks.pass_state import PassState, begin_pass
 from regard.hooks.patches import patched
 from regard.hooks.recomputed import Passes, make_passes
 from regard.hooks.routing import ModuleHook, routed
