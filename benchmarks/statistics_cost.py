@@ -1,7 +1,7 @@
 """What watching costs with the statistics that users get: the default ones, all but the dear ones, and all.
 
-BERT-base (padded) and a Llama of its shape (causal), random weights, float32; a forward (plain, the reference) against
-the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`, `matrix_entropy`,
+BERT-base (padded) and a Llama of its shape (causal), random weights, float32; four forwards in a row (plain, the
+reference) against the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`, `matrix_entropy`,
 `output_rank` and `input_dependence`. The last case writes 32 tokens with a cache. On a GPU a Llama of a billion
 parameters (16 layers of 32 heads) comes first, in bfloat16, all statistics up to 2,048 tokens a batch.
 
@@ -32,7 +32,16 @@ QUICK = [(2, 32)]
 GPU_CASES = [(1, 512), (4, 512), (1, 2048), (8, 2048), (1, 8192), (1, 32768)]
 MOST_FOR_ALL = 2048
 """Tokens of a batch up to which all statistics are raced on a GPU: decompositions of hidden states take seconds."""
-NEW_TOKENS = 32
+NEW_TOKENS, FORWARDS = 32, 4
+
+
+def repeated(run: Callable[[], object]) -> Callable[[], object]:
+    """Return some runs in a row, as of a corpus that is read in batches."""
+
+    def several() -> object:
+        return [run() for _ in range(FORWARDS)][-1]
+
+    return several
 
 
 def watched(model: Any, statistics: Any, run: Callable[[], object]) -> Callable[[], object]:
@@ -82,12 +91,24 @@ def main(arguments: list[str] | None = None) -> None:
             case = Case("llama", batch, length, size="small" if given.quick else "billion")
         case.model.to(torch.bfloat16)
         names = tuple(name for name in SELECTIONS if name == "default" or batch * length <= MOST_FOR_ALL)
-        add("llama 1B, bfloat16", batch, length, "forward", contestants(case.model, case.plain, names))
+        add(
+            "llama 1B, bfloat16",
+            batch,
+            length,
+            f"{FORWARDS} forwards",
+            contestants(case.model, repeated(case.plain), names),
+        )
     for kind in ("llama", "bert"):
         for batch, length in QUICK if given.quick else CASES:
             with device():
                 case = Case(kind, batch, length, size="small" if given.quick else "base")
-            add(kind, batch, length, "forward", contestants(case.model, case.plain, tuple(SELECTIONS)))
+            add(
+                kind,
+                batch,
+                length,
+                f"{FORWARDS} forwards",
+                contestants(case.model, repeated(case.plain), tuple(SELECTIONS)),
+            )
     with device():
         case = Case("llama", 1, 32 if given.quick else 64, size="small" if given.quick else "base")
     tokens = 2 if given.quick else NEW_TOKENS

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.statistics.statistic import RunningMoments
+from regard.statistics.moments import RunningMoments
 
 
 def assert_equals_numpy(moments: RunningMoments, values: np.ndarray, *, variance: float = 1e-12) -> None:
@@ -95,3 +95,26 @@ def test_nothing_merged_with_nothing_is_nothing() -> None:
     assert moments.count.numel() == 0
     moments.merge(RunningMoments(*moments.state()))
     assert moments.count.numel() == 0
+
+
+@pytest.mark.parametrize("limits", [(1, 1 << 20), (3, 1 << 20), (32, 20), (32, 1 << 20)])
+def test_when_samples_are_added_changes_nothing(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of several sizes, lengths and masks wait for one another, and nobody changes what waits."""
+    monkeypatch.setattr("regard.statistics.moments.MAX_WAITING", limits[0])
+    monkeypatch.setattr("regard.statistics.moments.MAX_WAITING_NUMBERS", limits[1])
+    rng, total, seen = np.random.default_rng(1), RunningMoments(), []
+    for number, (size, length) in enumerate([(2, 3), (1, 5), (0, 5), (3, 3), (1, 4), (2, 5)]):
+        values = torch.from_numpy(rng.normal(size=(size, 2, length)))
+        present = torch.from_numpy(rng.random((size, length)) < 0.7) if number % 2 else None
+        here = torch.ones(size, length, dtype=torch.bool) if present is None else present
+        row = torch.nn.functional.pad(values.masked_fill(~here[:, None], torch.nan), (0, 5 - length), value=torch.nan)
+        seen.append(row.numpy())
+        total.add(values, present)
+        values.zero_()
+        if number == 3:
+            assert total.count.shape[-1] == 5, "what is read in between is all so far"
+    whole = np.concatenate(seen)
+    np.testing.assert_array_equal(total.count.expand(2, 5).numpy(), (~np.isnan(whole)).sum(0))
+    np.testing.assert_allclose(total.mean.numpy(), np.nanmean(whole, 0), rtol=1e-12)
+    deviation = np.nansum((whole - np.nanmean(whole, 0)) ** 2, 0)
+    np.testing.assert_allclose(total.deviation.numpy(), deviation, rtol=1e-11)

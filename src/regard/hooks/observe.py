@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -100,7 +99,6 @@ class Watch(Observer, Readings):
         part: str | None = None,
     ) -> None:
         super().__init__(type(model).__name__, {statistic.name: statistic for statistic in statistics})
-        self.seconds = dict.fromkeys(self.statistics, 0.0)
         self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
         for name in required_reductions(statistics):
             self._names[REDUCTIONS[name].source].append(name)
@@ -140,6 +138,8 @@ class Watch(Observer, Readings):
             for sequences in self.stacks.values():
                 self._finish(sequences)
             self._check_attention()
+            for name, statistic in self.statistics.items():
+                self._take(name, statistic.settle)
 
     @torch.no_grad()
     def _finish(self, sequences: Sequences) -> None:
@@ -155,9 +155,8 @@ class Watch(Observer, Readings):
             check_finite(observations, joined, sequences.num_batches - 1)
             for name, statistic in self.statistics.items():
                 if not (sequences.lacks_hidden and name in self._of_hidden):
-                    started = time.perf_counter()
-                    statistic.update(joined if takes_joined(statistic) else observations)
-                    self.seconds[name] += time.perf_counter() - started
+                    layers = joined if takes_joined(statistic) else observations
+                    self._take(name, partial(statistic.update, layers))
 
     def _check_attention(self) -> None:
         """Raise a UserError if no selected layer of the forwards so far has the attention that statistics need."""

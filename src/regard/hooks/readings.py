@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ class Readings(Display):
     """The values of statistics by name, over samples that are finished."""
 
     def __init__(self, model_name: str, statistics: dict[str, Statistic]) -> None:
-        self.statistics = statistics
+        self.statistics, self.seconds = statistics, dict.fromkeys(statistics, 0.0)
         self.turns: AbstractContextManager[Any] = nullcontext()
         """Keeps the forwards of other threads out, where these are observed as well."""
         self._counted: Tensor | None = None
@@ -40,6 +42,12 @@ class Readings(Display):
         """Count the samples of these lengths, without waiting for their device."""
         count = (length > 0).sum()
         self._counted = count if self._counted is None else self._counted.to(count.device) + count
+
+    def _take(self, name: str, step: Callable[[], None]) -> None:
+        """Take a step of a statistic, and its time."""
+        started = time.perf_counter()
+        step()
+        self.seconds[name] += time.perf_counter() - started
 
     def __getitem__(self, name: str) -> Statistic:
         """Return the statistic of this name."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.columns import Columns, StatisticRow, make_columns
+from regard.statistics.moments import RunningMoments, expand_mask
 
 MAX_ALPHA = 1.001
 """α_k is an average of weights: it is above 1 by rounding only."""
@@ -104,6 +105,9 @@ class Statistic(ABC):
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Replace what was added by a state."""
 
+    def settle(self) -> None:  # noqa: B027 - as most, which leave nothing for later
+        """Compute what is left to compute of the samples so far; reading the statistic does so, too."""
+
 
 class Average(Statistic):
     """The mean over samples of a value of each sample. Numbers stay on their device until they are read."""
@@ -129,7 +133,7 @@ class Average(Statistic):
                     f"{len(values)}; joined layers need the keys of self.key(layer, …), or joins_layers = False"
                 )
             if present is not None:
-                present = _to_layers(key, _expand_mask(present, values))
+                present = _to_layers(key, expand_mask(present, values))
             values = _to_layers(key, values)
             self._moments.setdefault(key, RunningMoments()).add(values, present)
             if alpha is not None and alpha.numel():
@@ -140,6 +144,10 @@ class Average(Statistic):
             self._moments.setdefault(key, RunningMoments()).merge(moments)
         for key, alpha in other._max_alpha.items():
             self._add_max_alpha(key, alpha)
+
+    def settle(self) -> None:
+        for moments in self._moments.values():
+            moments.settle()
 
     def _add_max_alpha(self, key: StatisticKey, alpha: Float[Tensor, " layer"]) -> None:
         before = self._max_alpha.get(key)
@@ -323,78 +331,3 @@ class Observation:
             return later
         early = early[:, 0, :width].to(later.dtype)
         return later + torch.nn.functional.pad(early, (0, width - early.shape[-1]))
-
-
-class RunningMoments:
-    """Count, mean and sum of squared deviations of each entry of a tensor over samples, in float64.
-
-    The last axis grows to that of the longest sample. Entries that a sample lacks do not count for it. Merging is as
-    exact as one pass over all samples (Chan, Golub and LeVeque 1983). The count has an axis of 1 where all entries have
-    the same, such as all heads.
-    """
-
-    def __init__(self, *parts: Tensor) -> None:
-        self.count, self.mean, self.deviation = parts or [torch.zeros(0, dtype=torch.float64)] * 3
-
-    def add(self, values: Float[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None = None) -> None:
-        """Add samples where `present`, which may lack trailing axes, or the axis of heads."""
-        device = "cpu" if values.device.type == "mps" else values.device  # which has no float64
-        values = values.detach().to(device, torch.float64)
-        present = values.new_ones(len(values), dtype=torch.bool) if present is None else present.to(device)
-        mask = _expand_mask(present, values).double()
-        values = values.masked_fill(mask == 0, 0.0)
-        count = mask.sum(0)
-        mean = values.sum(0) / count.clamp(min=1)
-        self.merge(RunningMoments(count, mean, ((values - mean).square() * mask).sum(0)))
-
-    def merge(self, other: RunningMoments) -> None:
-        """Add the samples of other moments."""
-        merged = self.merged(other)
-        self.count, self.mean, self.deviation = merged.count, merged.mean, merged.deviation
-
-    def merged(self, other: RunningMoments) -> RunningMoments:
-        """Return the moments of the samples of both."""
-        parts = [other.count, other.mean, other.deviation]
-        if self.count.numel() == 0:
-            return RunningMoments(*parts)
-        if other.count.numel() == 0:
-            return self
-        parts = [part.to(self.count.device) for part in parts]
-        count_a, mean_a, deviation_a = _pad_last_axis([self.count, self.mean, self.deviation], other.count)
-        count_b, mean_b, deviation_b = _pad_last_axis(parts, self.count)
-        count = count_a + count_b
-        share = count_b / count.clamp(min=1)
-        difference = mean_b - mean_a
-        deviation = deviation_a + deviation_b + difference.square() * count_a * share
-        return RunningMoments(count, mean_a + difference * share, deviation)
-
-    def split(self) -> Iterator[RunningMoments]:
-        """Yield the moments of each index of the first axis."""
-        for parts in zip(*self._expanded(), strict=True):
-            yield RunningMoments(*parts)
-
-    def standard_error(self) -> Tensor:
-        """Return the standard error of the mean over samples; NaN for fewer than two."""
-        return (self.deviation / (self.count - 1) / self.count).sqrt().masked_fill(self.count < 2, torch.nan)
-
-    def state(self) -> Tensor:
-        """Return count, mean and deviation as one tensor (3, …)."""
-        return torch.stack(self._expanded())
-
-    def _expanded(self) -> list[Tensor]:
-        return [self.count.expand_as(self.mean), self.mean, self.deviation]
-
-
-def _expand_mask(present: Tensor, values: Tensor) -> Tensor:
-    """Give a mask the axes of values: (sample, position) becomes (sample, 1, position); the last one is expanded."""
-    if present.ndim == 2 and values.ndim == 3:
-        present = present[:, None, :]
-    while present.ndim < values.ndim:
-        present = present[..., None]
-    return present.expand(*present.shape[:-1], values.shape[-1])
-
-
-def _pad_last_axis(parts: list[Tensor], like: Tensor) -> list[Tensor]:
-    """Pad the last axis of tensors with zeros to at least that of `like`."""
-    missing = like.shape[-1] - parts[0].shape[-1] if parts[0].ndim else 0
-    return [torch.nn.functional.pad(part, (0, missing)) for part in parts] if missing > 0 else parts
