@@ -1,9 +1,9 @@
 """What watching costs with the statistics that users get: the default ones, all but the dear ones, and all.
 
 BERT-base (padded) and a Llama of its shape (causal), random weights, float32; four forwards in a row (plain, the
-reference) against the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`, `matrix_entropy`,
-`output_rank` and `input_dependence`. The last case writes 32 tokens with a cache. On a GPU a Llama of a billion
-parameters (16 layers of 32 heads) comes first, in bfloat16, all statistics up to 2,048 tokens a batch.
+reference) against the same inside `regard.watching`, its beginning and end included. Dear are `spectral_bound`,
+`matrix_entropy`, `output_rank` and `input_dependence`. The last case writes 32 tokens with a cache. On a GPU a Llama of
+a billion parameters (16 layers of 32 heads) comes first, in bfloat16, all statistics up to 2,048 tokens a batch.
 
     python -m benchmarks.statistics_cost [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
