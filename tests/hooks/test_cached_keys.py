@@ -304,3 +304,23 @@ def test_the_short_way_of_one_token_is_the_long_one(name: str, heads: Any, monke
             assert taken.count(True) == times
             monkeypatch.setattr(ConstantHeadsByCall, "decode", lambda *_args: None)
             torch.testing.assert_close(found, write(mask), rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [SOME, None], ids=["some", "all"])
+def test_scores_of_half_precision_take_the_long_way(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, short = build("Llama").bfloat16(), ConstantHeadsByCall.decode
+    taken: list[bool] = []
+
+    def decode(self: ConstantHeadsByCall, *args: Any) -> Tensor | None:
+        output = short(self, *args)
+        taken.append(output is not None)
+        return output
+
+    found = []
+    with regard.replacing(model, constants_for(model), heads):
+        for way in (decode, lambda *_args: None):
+            monkeypatch.setattr(ConstantHeadsByCall, "decode", way)
+            found.append(logits(model, STEPS, DynamicCache(config=model.config)))
+    assert taken[:2] == [heads is None, True], "the second layer is all constant"
+    torch.testing.assert_close(*found, rtol=5e-2, atol=5e-2)

@@ -90,7 +90,7 @@ def attention_function(
         over_depth = replace(over_depth, dropout=dropout)
         return attend(over_depth, ReductionRequest())[0].transpose(1, 2).contiguous(), None
     decoded = None
-    if attention_mask is None and not dropout and query.shape[2] == 1 and not is_traced():
+    if not is_traced() and attention_mask is None and not dropout and query.shape[2] == 1:
         decoded = _decode(module, query, key, value, scaling, options)
     if decoded is not None:
         return decoded, None

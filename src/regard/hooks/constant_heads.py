@@ -20,6 +20,8 @@ from regard.hooks.recomputed import Passes
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
+EXACT = (torch.float32, torch.float64)
+"""Types in which scores may be computed without those of PyTorch's attention."""
 
 
 class ConstantHeads(nn.Module):
@@ -253,19 +255,21 @@ class ConstantHeadsByCall(nn.Module):
         None: weights of its constants are not just read off, or scores would be rounded. It is what
         `regard.attention.operator.attend` gives, with less between the products.
         """
-        during = self.passes.state
-        is_exact = query.dtype == key.dtype == value.dtype and query.dtype in (torch.float32, torch.float64)
-        is_plain = is_exact and not torch.is_grad_enabled() and not torch.is_autocast_enabled(query.device.type)
-        if not is_plain or self.times * self.calls > 1 or not during.is_unmasked or "0" not in self.by_use:
+        during, is_autocast = self.passes.state, torch.is_autocast_enabled(query.device.type)
+        is_plain = not torch.is_grad_enabled() and not is_autocast and during.is_unmasked
+        if not is_plain or self.times * self.calls > 1 or "0" not in self.by_use:
             return None
         heads: Any = self.by_use["0"]
+        is_all = heads.heads == tuple(range(query.shape[1]))
+        if not is_all and not (query.dtype == key.dtype == value.dtype and query.dtype in EXACT):
+            return None
         rows = heads.find_rows(during.forward.offset, value.shape[2])
         if rows is None:
             return None
         has_cache = during.caches.get(self.place) is not None
         key_heads = self._find_key_heads(during, key, value, module, reads_keys=False) if has_cache else None
         rows = rows.to(value.dtype)
-        if heads.heads == tuple(range(query.shape[1])):
+        if is_all:
             return average_by_rows(rows, value).transpose(1, 2)
         rows = rows[None, :, None].expand(len(value), -1, -1, -1)
         output = attend_beside_rows(query, key, value, rows, heads.heads, key_heads, scale=scale)
