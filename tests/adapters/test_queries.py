@@ -31,7 +31,9 @@ def test_states_of_several_streams_are_refused() -> None:
         return states[:, :, None].expand(-1, -1, 4, -1)
 
     model.encoder.layer[0].register_forward_hook(with_streams)
-    with pytest.raises(UserError, match=r"query: expected states of 7 tokens, got \(3, 7, 4, 16\); query='embeddings'"):
+    with pytest.raises(
+        UserError, match=r"query: expected states of 3 rows of 7 tokens, got \(3, 7, 4, 16\); query='embeddings'"
+    ):
         StateReader(model)(batch, torch.ones(3, 7, dtype=torch.bool))
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.layouts import Layout
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import is_in_backward
 
-TOKENS_FIRST = ("LongformerSelfAttention", "LEDEncoderSelfAttention", "XLNetFeedForward")
-"""Modules whose layers read states (token, row, inputs)."""
 GATHERED = 50
 """Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""
 
@@ -253,12 +252,13 @@ class LoraAdapters(nn.Module):
 class MixedLayer(nn.Module):
     """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes.
 
-    With `tokens_first` it reads states (token, row, inputs), which have their rows' weights all the same.
+    `layout` says where it reads rows, None that nothing does: with "tokens" states are (token, row, inputs), which have
+    their rows' weights all the same. Where rows are not known to be, states (row, token, inputs) of all of them pass.
     """
 
-    def __init__(self, layer: Any, mixture: Mixture, *, tokens_first: bool = False, **options: Any) -> None:
+    def __init__(self, layer: Any, mixture: Mixture, *, layout: Layout | None = "rows", **options: Any) -> None:
         super().__init__()
-        self.tokens_first = tokens_first
+        self.layout = layout
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
         like = torch.empty(0, device=execution_device(layer))
@@ -275,11 +275,25 @@ class MixedLayer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         out = self.base_layer(states)
+        if self.layout in ("other", None):
+            self._check_rows(states)
         return self.by_row(self.adapters(self.by_row(states), self.by_row(out), self.mixture))
 
     def by_row(self, states: Tensor) -> Tensor:
         """Return states with rows first, or those with rows first as the layer has them."""
-        return states.transpose(0, 1) if self.tokens_first else states
+        return states.transpose(0, 1) if self.layout == "tokens" else states
+
+    def _check_rows(self, states: Tensor) -> None:
+        """Raise UserError if rows have weights of their own and these are no states of them, as far as that is seen."""
+        weights = self.mixture.weights
+        rows = 1 if weights is None or weights.dim() == 1 else len(weights)
+        is_exact = states.dim() > 2 and len(states) == rows
+        is_swapped = states.dim() > 2 and states.shape[1] == rows
+        if rows > 1 and not is_exact and (is_swapped or self.layout == "other"):
+            raise UserError(
+                f"target_modules: expected layers that read {rows} rows one after the other, as each row has weights "
+                f"of its own; got one that reads {tuple(states.shape)} ({self.base_layer})"
+            )
 
 
 def is_linear_layer(module: nn.Module) -> bool:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.adapters.lora import TOKENS_FIRST, LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.layouts import find_layouts
+from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
 from regard.adapters.off_loading import check_in_memory, execution_device
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
@@ -52,13 +53,15 @@ class LoraAdapterPool(AdapterPool):
             if r > max_rank:
                 raise UserError(f"r: expected at most {max_rank}, which {name} has, got {r}")
         super().__init__(model, Mixture(top_k=top_k))
+        layouts = find_layouts(model, names)
+        if by_row and target_modules == "auto":
+            names = [name for name in names if layouts.get(name) != "other"] or names
         self.rank, self.alpha, self.seed = r, lora_alpha, seed
         self.layers: dict[str, MixedLayer] = {}
         for name in names:
             layer_seed = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:5], "big")
             options: dict[str, Any] = {"rank": r, "alpha": lora_alpha, "dropout": dropout, "detach_old": detach_old}
-            parent = type(model.get_submodule(name.rpartition(".")[0])).__name__
-            options["tokens_first"] = parent in TOKENS_FIRST
+            options["layout"] = layouts.get(name)
             layer = MixedLayer(model.get_submodule(name), self.mixture, **options, seed=layer_seed)
             layer.train(model.training)
             model.set_submodule(name, layer)

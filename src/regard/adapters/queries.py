@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from regard.adapters.layouts import FAILURES, Layout, layout_of, three_rows
 from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
-from regard.hooks.modules import TIME_FIRST, find_ranks, find_stacks, num_blocks
+from regard.hooks.modules import find_ranks, find_stacks, num_blocks
 from regard.models.limits import find_towers
-from regard.runs.model_type import original_type
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -87,7 +87,7 @@ class StateReader:
         self.layers = _select_layers(layers, num_layers)
         self.width = config.hidden_size * len(self.layers)
         self._stack = _find_stack(reader, num_layers)
-        self._tokens_first = original_type(reader.config) in TIME_FIRST
+        self._tokens_first = False
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -95,6 +95,17 @@ class StateReader:
         self._counts_tokens = positions_from_mask and "position_ids" in parameters
         self._switches = {name: value for name, value in _SWITCHES.items() if any_name or name in parameters}
         self._is_random = _is_random(reader)
+        self._tokens_first = self._find_layout() == "tokens"
+
+    def _find_layout(self) -> Layout | None:
+        """Return where rows are in what the layers return, which a few tokens show; None if the model takes none."""
+        rows = three_rows(self.reader)
+        if rows is None or not self.blocks:
+            return None
+        try:
+            return layout_of(self._run_blocks(rows)[self.layers[-1]])
+        except FAILURES:
+            return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
@@ -139,10 +150,11 @@ class StateReader:
         return self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all())
 
     def _pool(self, states: Mapping[int, Tensor], valid: Tensor) -> Tensor:
-        length = valid.shape[1]
-        if any(states[layer].dim() != 3 or states[layer].shape[1] < length for layer in self.layers):
-            shape = tuple(states[self.layers[0]].shape)
-            raise UserError(f"query: expected states of {length} tokens, got {shape}; query='embeddings' is possible")
+        rows, length = valid.shape
+        shape = states[self.layers[0]].shape
+        if len(shape) != 3 or shape[0] != rows or shape[1] < length:
+            expected = f"expected states of {rows} rows of {length} tokens"
+            raise UserError(f"query: {expected}, got {tuple(shape)}; query='embeddings' is possible")
         # some models lengthen texts on the right to whole windows
         means = [mean_states(states[layer][:, :length], valid.to(states[layer].device)) for layer in self.layers]
         return torch.cat([mean.to(valid.device) for mean in means], -1)

@@ -192,7 +192,9 @@ def smallest_input(model: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"input_ids": ids}
     if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(inner.forward).parameters:
         arguments["decoder_input_ids"] = ids
-    if hasattr(config, "use_cache"):
+    taken = inspect.signature(model.forward).parameters
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+    if hasattr(config, "use_cache") and (is_open or "use_cache" in taken):
         arguments["use_cache"] = False
     return arguments
 

@@ -1,0 +1,166 @@
+"""Where rows are in what layers read is seen in a small forward: weights of rows reach their rows, or are refused."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import regard
+from regard.adapters.layouts import find_layouts, layout_of
+from regard.adapters.queries import StateReader
+from regard.errors import UserError
+
+
+class Block(nn.Module):
+    """Attention of one head; with `flat` its projections read all tokens of all rows in one axis."""
+
+    def __init__(self, width: int, *, flat: bool) -> None:
+        super().__init__()
+        self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
+        self.flat = flat
+
+    def forward(self, states: Tensor) -> Tensor:
+        read = states.flatten(0, 1) if self.flat else states
+        query, value = self.query(read).view_as(states), self.value(read).view_as(states)
+        weights = torch.einsum("qrc,krc->rqk", query, states).softmax(-1)
+        return states + torch.einsum("rqk,krc->qrc", weights, value)
+
+
+class TimeFirst(transformers.PreTrainedModel):
+    """A model whose blocks compute states (token, row, width), as in fairseq; its classes have names of their own."""
+
+    config_class = transformers.BertConfig
+    config: Any
+
+    def __init__(self, config: Any, *, flat: bool = False) -> None:
+        super().__init__(config)
+        self.table = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.blocks = nn.ModuleList(Block(config.hidden_size, flat=flat) for _ in range(config.num_hidden_layers))
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
+        states = self.table(input_ids).transpose(0, 1)
+        for block in self.blocks:
+            states = block(states)
+        return (states.transpose(0, 1),)
+
+
+def time_first(**options: Any) -> TimeFirst:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=2)
+    model: Any = TimeFirst(config, **options).double().eval()
+    nn.init.normal_(model.table.weight)
+    return model
+
+
+def adapted(model: Any, targets: Any = "auto", query: Any = "embeddings") -> regard.SharedAdapters:
+    adapters = regard.SharedAdapters(model, r=2, query=query, target_modules=targets)
+    for name in ("one", "two"):
+        adapters.add_adapter(name)
+    random = torch.Generator().manual_seed(2)
+    for layer in adapters.pool.adapters:
+        for up in layer.B:
+            up.data.copy_(torch.randn(up.shape, generator=random))
+    adapters.freeze()
+    return adapters.double()
+
+
+@pytest.mark.parametrize("tokens", [4, 6, 8])
+def test_rows_of_a_model_of_ones_own_that_reads_tokens_first_have_each_its_weights(tokens: int) -> None:
+    """Rows alone are expected, for as many tokens as rows and for twice as many as well."""
+    adapters = adapted(time_first())
+    ids, weights = torch.randint(3, 50, (4, tokens)), torch.rand(4, 2, dtype=torch.float64)
+    with torch.no_grad():
+        with adapters.use_weights(weights):
+            found = adapters(ids)[0]
+        for row in range(4):
+            with adapters.use_weights(weights[row]):
+                assert_close(found[row : row + 1], adapters(ids[row : row + 1])[0])
+
+
+def test_query_vectors_of_a_model_that_reads_tokens_first_are_of_its_rows() -> None:
+    """The expected means are of its first block's output, by hand; there are as many tokens as rows."""
+    model = time_first()
+    ids = torch.randint(3, 50, (6, 6))
+    with torch.no_grad():
+        expected = model.blocks[0](model.table(ids).transpose(0, 1)).mean(0)
+        found = StateReader(model, [1])({"input_ids": ids}, torch.ones_like(ids).bool())
+    assert_close(found, expected, check_dtype=False)
+
+
+def test_tokens_and_rows_in_one_axis_with_tokens_first_are_refused() -> None:
+    adapters = adapted(time_first(flat=True), ["query"])
+    ids = torch.randint(3, 50, (2, 6))
+    with (
+        adapters.use_weights(torch.rand(2, 2)),
+        pytest.raises(
+            UserError, match=r"target_modules: expected layers that read 2 rows one after the other.* reads \(12, 8\)"
+        ),
+    ):
+        adapters(ids)
+    with adapters.use_weights(torch.rand(2)):  # all rows alike
+        adapters(ids)
+
+
+def test_experts_read_the_tokens_that_are_sent_to_them_and_no_rows() -> None:
+    """Fourteen tokens of two rows were taken for seven of each."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "d_kv": 8, "num_experts": 2, "expert_capacity": 64}
+    config = transformers.SwitchTransformersConfig(vocab_size=50, d_model=16, d_ff=16, **sizes)
+    model = transformers.SwitchTransformersForConditionalGeneration(config).eval()
+    adapters = adapted(model, ["wi"])
+    assert {layer.layout for name, layer in adapters.pool.layers.items() if "experts" in name} == {"other"}
+    ids = torch.randint(3, 50, (2, 10))
+    with adapters.use_weights(torch.rand(2, 2)), pytest.raises(UserError, match="expected layers that read 2 rows"):
+        adapters(input_ids=ids, decoder_input_ids=ids)
+
+
+@pytest.mark.parametrize(
+    "shape, expected",
+    [((3, 6, 2), "rows"), ((6, 3, 2), "tokens"), ((3, 3, 2), "rows"), ((18, 2), "rows"), ((1, 6, 2), "other")],
+)
+def test_a_layout_is_seen_in_states_of_three_rows(shape: tuple[int, ...], expected: str) -> None:
+    states = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    if expected == "rows":
+        thirds = states.view(3, -1)
+        thirds[2] = thirds[0]
+    assert layout_of(states) == expected
+
+
+def test_a_layer_that_no_token_reaches_refuses_states_that_seem_to_have_tokens_first() -> None:
+    """A model whose forward takes no tokens alone shows nothing."""
+    model: Any = time_first()
+    own: Callable[..., Any] = model.forward
+    model.forward = lambda input_ids, bbox, **_: own(input_ids)
+    assert not find_layouts(model, ["blocks.0.query"])
+    adapters = adapted(model, ["query"])
+    with adapters.use_weights(torch.rand(2, 2)), pytest.raises(UserError, match=r"reads \(8, 2, 8\)"):
+        adapters.model(torch.randint(3, 50, (2, 8)), bbox=None)
+
+
+def test_a_tower_that_reads_another_number_of_images_than_there_are_rows_is_refused() -> None:
+    """Four images of two rows were taken for two of each, whichever row they are of."""
+    torch.manual_seed(0)
+    vision: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "image_size": 4}
+    vision |= {"model_type": "clip_vision_model", "num_attention_heads": 2, "patch_size": 2, "projection_dim": 16}
+    text: dict[str, Any] = {"model_type": "llama", "vocab_size": 50, "hidden_size": 16, "intermediate_size": 16}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=49)
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    adapters = adapted(model.double(), ["q_proj"])
+    ids = torch.randint(3, 40, (2, 14))
+    ids[0, :12], ids[1, :4] = 49, 49
+    pixels = SimpleNamespace(one=torch.rand(2, 3, 4, 4).double(), four=torch.rand(4, 3, 4, 4).double())
+    with adapters.use_weights(torch.rand(2, 2)):
+        with pytest.raises(UserError, match="expected layers that read 2 rows"):
+            adapters(input_ids=ids, pixel_values=pixels.four)
+        ids[0, 4:] = 5
+        adapters(input_ids=ids, pixel_values=pixels.one)
