@@ -80,7 +80,8 @@ class StateReader:
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
         config = self.reader.config.get_text_config()
-        if missing := [name for name in ("num_hidden_layers", "hidden_size") if not hasattr(config, name)]:
+        said = ("num_hidden_layers", "hidden_size")
+        if missing := [name for name in said if not isinstance(getattr(config, name, None), int)]:
             got = f"{type(config).__name__} without {' and '.join(missing)}; query='embeddings' is possible"
             raise UserError(f"query: expected a model that says its layers and width, got {got}")
         num_layers = _count_blocks(reader, config.num_hidden_layers)
