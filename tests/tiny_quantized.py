@@ -35,6 +35,23 @@ class ByteLinear(PackedLinear):
         return self.weight.float() / 256
 
 
+class OwnLinear(nn.Module):
+    """As the layers of GPTQ, AWQ and HQQ: no `nn.Linear`, and no weight by that name."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inputs, outputs
+        self.register_buffer("qweight", torch.randint(-7, 8, (inputs, outputs), dtype=torch.int8))
+        self.register_buffer("bias", torch.randn(outputs) if bias else None)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states, self.whole().to(states.dtype), self.bias)
+
+    def whole(self) -> Tensor:
+        codes: Any = self.qweight
+        return codes.T.float() / 32
+
+
 class ScaledTensor(Tensor):
     """As the tensors of torchao and quanto: whole numbers and a scale, of which few operations are known."""
 
@@ -83,11 +100,11 @@ class ScaledLinear(PackedLinear):
 KINDS = (PackedLinear, ByteLinear, ScaledLinear)
 
 
-def quantize(model: Any, kind: type[PackedLinear], names: tuple[str, ...]) -> Any:
+def quantize(model: Any, kind: type[nn.Module], names: tuple[str, ...]) -> Any:
     """Put layers with random weights in the place of those of these names in a model, and return it."""
     for path, layer in list(model.named_modules()):
         if path.endswith(names) and isinstance(layer, nn.Linear):
-            quantized: nn.Linear = kind(layer.in_features, layer.out_features)
+            quantized: Any = kind(layer.in_features, layer.out_features)
             if kind is ScaledLinear:
                 plain = nn.Linear(layer.in_features, layer.out_features, bias=False)
                 plain.weight, quantized = quantized.weight, plain
@@ -98,9 +115,9 @@ def quantize(model: Any, kind: type[PackedLinear], names: tuple[str, ...]) -> An
 def dequantize(model: Any, whole: Any) -> Any:
     """Write what the quantized layers of a model multiply by into another one of whole weights, and return that."""
     for path, layer in model.named_modules():
-        if isinstance(layer, nn.Linear):
-            weight: Any = layer.weight
-            stored = layer.whole() if isinstance(layer, PackedLinear) else None
+        if isinstance(layer, (nn.Linear, OwnLinear)):
+            weight: Any = getattr(layer, "weight", torch.empty(0))
+            stored = layer.whole() if isinstance(layer, (PackedLinear, OwnLinear)) else None
             stored = weight.dequantize() if isinstance(weight.data, ScaledTensor) else stored
             if stored is not None:
                 whole.get_submodule(path).weight.data = stored.clone()

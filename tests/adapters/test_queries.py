@@ -79,6 +79,8 @@ def test_a_model_whose_encoder_is_no_model_is_refused(query: Any) -> None:
 def test_a_model_of_several_stacks_that_gives_each_its_number_of_layers_is_refused() -> None:
     """LXMERT has a dictionary of them, which ended in an error of Python."""
     layers = {f"{name}_layers": 1 for name in ("l", "x", "r")}
-    config = transformers.LxmertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, intermediate_size=8, **layers)
+    config = transformers.LxmertConfig(
+        vocab_size=9, hidden_size=8, num_attention_heads=2, intermediate_size=8, **layers
+    )
     with pytest.raises(UserError, match="got LxmertConfig without num_hidden_layers; query='embeddings' is possible"):
         SharedAdapters(transformers.LxmertModel(config))

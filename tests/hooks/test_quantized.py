@@ -21,7 +21,7 @@ from transformers import (
 import regard
 from regard.attention.quantized import is_quantized, multiplied_weight, read_entries
 from regard.errors import UserError
-from tests.tiny_quantized import KINDS, PackedLinear, dequantize, quantize
+from tests.tiny_quantized import KINDS, OwnLinear, PackedLinear, dequantize, quantize
 
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
@@ -33,7 +33,7 @@ def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, hidden_size=16, intermediate_size=16)).eval()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, OwnLinear])
 def pair(request: pytest.FixtureRequest) -> tuple[Any, Any]:
     model = quantize(llama(), request.param, NAMES)
     return model, dequantize(model, llama())
@@ -78,8 +78,8 @@ def neox() -> Any:
     return GPTNeoXForCausalLM(GPTNeoXConfig(**sizes, hidden_size=16, intermediate_size=16)).eval()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_quantized_projection_of_queries_keys_and_values_stays_whole(kind: type[PackedLinear]) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, OwnLinear])
+def test_a_quantized_projection_of_queries_keys_and_values_stays_whole(kind: type[nn.Module]) -> None:
     model = quantize(neox(), kind, ("query_key_value",))
     whole = dequantize(model, neox())
     constants, outputs = regard.average_attention(model, [{"input_ids": IDS}], length=5), []

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters.lora import LoraAdapters, MixedLayer
-from regard.adapters.off_loading import stored_tensor
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.attention.quantized import is_packed, stored_part
+from regard.hooks.off_loaded import stored_tensor
 from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_names
 from regard.runs.integrity import sha256_of_json
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from regard.adapters.base_identity import fresh_pooler
-from regard.adapters.off_loading import stored_tensor
 from regard.errors import UserError, warn_user
+from regard.hooks.off_loaded import stored_tensor
 from regard.models.base_files import find_base_files, tensor_shapes
 
 

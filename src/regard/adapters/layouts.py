@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.adapters.off_loading import execution_device
 from regard.attention.float64 import to_float64
 from regard.hooks.layers import evaluation_mode, smallest_input
+from regard.hooks.off_loaded import execution_device
 from regard.models.limits import find_towers
 from regard.runs.model_type import input_embeddings
 

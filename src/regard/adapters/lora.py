@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.layouts import Layout
-from regard.adapters.off_loading import check_in_memory, execution_device
+from regard.adapters.off_loading import check_in_memory
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import is_in_backward
+from regard.hooks.off_loaded import execution_device
 
 GATHERED = 50
 """Cost of gathering an adapter for a row, in products of a token with it on a CPU (`benchmarks.gathering`)."""

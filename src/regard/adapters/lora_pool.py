@@ -10,9 +10,10 @@ from torch import nn
 
 from regard.adapters.layouts import find_layouts
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
-from regard.adapters.off_loading import check_in_memory, execution_device
+from regard.adapters.off_loading import check_in_memory
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
+from regard.hooks.off_loaded import execution_device
 from regard.models.lora_targets import find_shared_layers, query_value_layers
 
 

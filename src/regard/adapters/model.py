@@ -19,7 +19,7 @@ from regard.adapters.generation import default_mask
 from regard.adapters.head import written
 from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
-from regard.adapters.off_loading import bring_back, check_off_loading, execution_device
+from regard.adapters.off_loading import bring_back, check_off_loading
 from regard.adapters.options import LEARNT, LORA, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader
@@ -28,6 +28,7 @@ from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
+from regard.hooks.off_loaded import execution_device
 from regard.runs.model_type import input_embeddings
 
 BLOCKS = ("lora", "prompt")

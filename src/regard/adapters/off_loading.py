@@ -1,43 +1,13 @@
 """Adapters on a base that accelerate off-loads: its weights come and go layer by layer, the adapters stay in memory."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedModel
 
 from regard.errors import UserError
-
-
-def _hooks(module: nn.Module) -> Iterator[Any]:
-    """Iterate over the hooks of accelerate that off-load a module's weights, or those below it as well."""
-    hook: Any = getattr(module, "_hf_hook", None)
-    for one in getattr(hook, "hooks", (hook,)):
-        if getattr(one, "offload", False):
-            yield one
-
-
-def stored_tensor(module: nn.Module, name: str) -> Tensor:
-    """Return a tensor of a module, of an off-loaded one from where accelerate keeps it. Raises UserError without."""
-    value: Tensor = getattr(module, name)
-    if not value.is_meta:
-        return value
-    for hook in _hooks(module):
-        if hook.weights_map is not None:
-            return hook.weights_map[name]
-    raise UserError(
-        f"model: expected weights in memory, or off-loaded by accelerate layer by layer, got {name} in meta"
-    )
-
-
-def execution_device(module: nn.Module, name: str = "weight") -> torch.device:
-    """Return the device that a module computes on: of an off-loaded one that to which its weights come."""
-    value: Tensor = getattr(module, name)
-    for hook in _hooks(module):
-        if value.is_meta and hook.execution_device is not None:
-            return torch.device(hook.execution_device)
-    return value.device
+from regard.hooks.off_loaded import hooks_of
 
 
 def check_off_loading(model: nn.Module) -> None:
@@ -47,7 +17,7 @@ def check_off_loading(model: nn.Module) -> None:
     state of these, which holds no base.
     """
     for name, module in model.named_modules():
-        hooks = list(_hooks(module))
+        hooks = list(hooks_of(module))
         if hooks and not isinstance(model, PreTrainedModel):
             expected = (
                 "adapters: expected that accelerate off-loads `adapters.model`, before or after adapters are added"
@@ -71,12 +41,12 @@ def bring_back(parts: Iterable[nn.Module]) -> None:
 
     Their parameters are new objects then, as they have been since accelerate moved them.
     """
-    off_loaded = [module for part in parts for module in part.modules() if any(_hooks(module))]
+    off_loaded = [module for part in parts for module in part.modules() if any(hooks_of(module))]
     if off_loaded:
         from accelerate.hooks import remove_hook_from_module
 
         for module in off_loaded:
-            device = next(_hooks(module)).execution_device
+            device = next(hooks_of(module)).execution_device
             remove_hook_from_module(module)
             _move(module, device)
 

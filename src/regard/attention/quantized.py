@@ -37,9 +37,17 @@ def is_quantized(weight: Tensor) -> bool:
 
 
 def is_quantized_linear(layer: Any) -> bool:
-    """Return whether a module is a linear layer with a quantized weight."""
+    """Return whether a module is a linear layer with a quantized weight.
+
+    It may be of a class of its own without a weight by that name (GPTQ, AWQ, HQQ), that tells its sizes as a linear
+    layer does.
+    """
     weight = getattr(layer, "weight", None)
-    return isinstance(layer, nn.Linear) and isinstance(weight, Tensor) and is_quantized(weight)
+    if isinstance(layer, nn.Linear):
+        return isinstance(weight, Tensor) and is_quantized(weight)
+    sizes = [getattr(layer, name, None) for name in ("in_features", "out_features")]
+    has_sizes = isinstance(layer, nn.Module) and all(isinstance(size, int) for size in sizes)
+    return has_sizes and not isinstance(weight, Tensor) and not list(layer.children())
 
 
 def compute_dtype(*modules: nn.Module) -> torch.dtype:
@@ -48,9 +56,9 @@ def compute_dtype(*modules: nn.Module) -> torch.dtype:
     return next((weight.dtype for weight in weights if not is_quantized(weight)), torch.get_default_dtype())
 
 
-def multiplied_weight(layer: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
+def multiplied_weight(layer: Any, dtype: torch.dtype) -> Float[Tensor, "outputs inputs"]:
     """Return the matrix that a linear layer multiplies inputs of a precision by. UserError if it is not one matrix."""
-    test = torch.linspace(-1, 1, layer.in_features, dtype=dtype, device=layer.weight.device)
+    test = torch.linspace(-1, 1, layer.in_features, dtype=dtype, device=_device_of(layer))
     outputs = _run(layer, torch.cat([torch.diag(torch.ones_like(test)), torch.zeros_like(test)[None], test[None]]))
     columns, bias, tested = outputs[:-2], outputs[-2], outputs[-1]
     weight = (columns - bias).mT
@@ -62,9 +70,9 @@ def multiplied_weight(layer: nn.Linear, dtype: torch.dtype) -> Float[Tensor, "ou
     return weight
 
 
-def read_entries(layer: nn.Linear, places: list[int], dtype: torch.dtype) -> list[float]:
+def read_entries(layer: Any, places: list[int], dtype: torch.dtype) -> list[float]:
     """Return entries of the matrix that a linear layer multiplies by; places count them row by row."""
-    inputs = torch.zeros(len(places) + 1, layer.in_features, dtype=dtype, device=layer.weight.device)
+    inputs = torch.zeros(len(places) + 1, layer.in_features, dtype=dtype, device=_device_of(layer))
     for row, place in enumerate(places):
         inputs[row, place % layer.in_features] = 1
     outputs = _run(layer, inputs)
@@ -72,8 +80,12 @@ def read_entries(layer: nn.Linear, places: list[int], dtype: torch.dtype) -> lis
     return [float(column[place // layer.in_features]) for column, place in zip(columns, places, strict=True)]
 
 
+def _device_of(layer: nn.Module) -> torch.device:
+    return next((value.device for value in (*layer.parameters(), *layer.buffers())), torch.device("cpu"))
+
+
 @torch.no_grad()
-def _run(layer: nn.Linear, inputs: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
+def _run(layer: Any, inputs: Float[Tensor, "row inputs"]) -> Float[Tensor, "row outputs"]:
     """Return what a layer makes of rows, without the hooks of others, and without its bias if it can be left out.
 
     Beside a large one the entries of a weight are rounded to few bits.

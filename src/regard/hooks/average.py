@@ -19,6 +19,7 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layers import eval_no_grad, find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
+from regard.hooks.off_loaded import first_device
 from regard.hooks.routing import ModuleHook, observing
 
 IGNORE_INDEX = -100
@@ -70,7 +71,7 @@ def average_attention(
     modules = list(dict.fromkeys(layer.module for layer in layers))
     with eval_no_grad(model), observing(model, sums, modules, hooks=sums.hooks()):
         for batch in batches:
-            inputs = _prepare_inputs(batch, length, layout, next(model.parameters()).device)
+            inputs = _prepare_inputs(batch, length, layout, first_device(model))
             _use_labels_as_decoder_inputs(model, inputs)
             for name in sorted(inputs):
                 digest.update(inputs[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -12,6 +12,7 @@ from regard.attention.call import AttentionCall, as_tensor
 from regard.attention.quantized import is_quantized
 from regard.attention.tracing import is_traced
 from regard.hooks.modules import AttentionLayer, Fused
+from regard.hooks.off_loaded import hooks_of
 
 FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
@@ -153,8 +154,8 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
 
 
 def _is_plain(projection: Any, *kinds: type[nn.Module]) -> bool:
-    """Return whether a projection is of one of some classes, and rows of its weight can be taken out."""
-    return type(projection) in kinds and not is_quantized(projection.weight)
+    """Return whether a projection is of one of some classes, and rows of its weight, in memory, can be taken out."""
+    return type(projection) in kinds and not is_quantized(projection.weight) and not any(hooks_of(projection))
 
 
 def _rows(heads: Iterable[int], width: int, step: int, first: int = 0) -> list[int]:

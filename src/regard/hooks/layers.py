@@ -19,6 +19,7 @@ from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
 from regard.hooks.numbering import BlockCounter
+from regard.hooks.off_loaded import first_device, stored_tensor
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.runs.model_type import original_type
 
@@ -55,15 +56,15 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
     layers = find_attention_layers(model) if layers is None else layers
     weights: list[float] = []
     for layer in layers:
-        dtype, owners = compute_dtype(layer.stack.module), _find_quantized(layer.module)
-        for parameter in layer.module.parameters():
-            owner: Any = owners.get(parameter)
-            size = parameter.numel() if owner is None else owner.in_features * owner.out_features
+        dtype = compute_dtype(layer.stack.module)
+        for owner, name, value in _stored_values(layer.module):
+            is_whole = not is_quantized_linear(owner) or (isinstance(owner, nn.Linear) and name != "weight")
+            size = value.numel() if is_whole else owner.in_features * owner.out_features
             index = torch.linspace(0, size - 1, FINGERPRINT_ENTRIES).long()
-            if owner is not None:
+            if not is_whole and name == _first_name(owner):
                 weights += read_entries(owner, index.tolist(), dtype)
-            elif parameter.ndim > 1:
-                weights += parameter.detach().flatten()[index.to(parameter.device)].float().tolist()
+            elif is_whole and value.ndim > 1:
+                weights += value.flatten()[index.to(value.device)].float().tolist()
     config = getattr(model, "config", None)
     return {
         "type": original_type(config) or type(model).__name__,
@@ -73,9 +74,26 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
     }
 
 
-def _find_quantized(module: nn.Module) -> dict[Tensor, nn.Module]:
-    """Return the quantized linear layers of a module by their weights."""
-    return {layer.weight: layer for layer in module.modules() if is_quantized_linear(layer)}  # type: ignore[misc]
+def _stored_values(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
+    """Iterate over the parameters of a module, each once, with the modules that they are in, and their names there.
+
+    What quantized layers of a class of their own store may be buffers. Off-loaded values are read from where they are.
+    """
+    seen = set[int]()
+    for owner in module.modules():
+        is_own = is_quantized_linear(owner) and not isinstance(owner, nn.Linear)
+        values = {**owner._parameters, **(owner._buffers if is_own else {})}
+        for name, value in values.items():
+            if value is not None and id(value) not in seen:
+                seen.add(id(value))
+                yield owner, name, stored_tensor(owner, name).detach()
+
+
+def _first_name(layer: nn.Module) -> str:
+    """Return the name of the weight of a quantized linear layer, or of the first tensor of one of another class."""
+    if isinstance(layer, nn.Linear):
+        return "weight"
+    return next(name for name, value in {**layer._parameters, **layer._buffers}.items() if value is not None)
 
 
 def _digest(layers: Sequence[AttentionLayer]) -> str:
@@ -83,15 +101,14 @@ def _digest(layers: Sequence[AttentionLayer]) -> str:
     precisions: set[str] = set()
     digest = hashlib.sha256()
     for block in dict.fromkeys(block for layer in layers for block in layer.stack.blocks):
-        for parameter in block.parameters():
-            size, count = parameter.numel(), min(parameter.numel(), DIGEST_ENTRIES)
+        for _, _, whole in _stored_values(block):
+            size, count = whole.numel(), min(whole.numel(), DIGEST_ENTRIES)
             index = torch.arange(count) * (size - 1) // max(count - 1, 1)
-            whole: Any = parameter.detach()
+            precisions.add(str(whole.dtype).removeprefix("torch."))
             if is_packed(whole):
                 precisions.add(type(whole).__name__)
                 whole = whole.dequantize()
-            entries = whole.flatten()[index.to(parameter.device)].cpu().contiguous()
-            precisions.add(str(parameter.dtype).removeprefix("torch."))
+            entries = whole.flatten()[index.to(whole.device)].cpu().contiguous()
             digest.update(entries.view(torch.uint8).numpy().tobytes())
     return f"{'+'.join(sorted(precisions))}:{digest.hexdigest()}"
 
@@ -181,7 +198,7 @@ def smallest_input(model: Any) -> dict[str, Any]:
     inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
     if inner is None:
         raise ValueError("it is no Hugging Face model")
-    config, device = inner.config, inner.device
+    config, device = inner.config, first_device(inner)
     if inner.main_input_name == "pixel_values":
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size

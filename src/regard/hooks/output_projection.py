@@ -17,6 +17,7 @@ from regard.attention.float64 import to_float64
 from regard.attention.quantized import is_quantized_linear, multiplied_weight
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
+from regard.hooks.off_loaded import execution_device, hooks_of, stored_tensor
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
 """Classes that multiply by their weight and no more; the second is that of `nn.MultiheadAttention`."""
@@ -41,9 +42,9 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     for layer in map(_without_dropout, candidates):
         base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
-        if not isinstance(base, (nn.Linear, Conv1D)) or not (is_plain or is_quantized_linear(base)):
+        if not is_quantized_linear(base) and not (is_plain and isinstance(base, (nn.Linear, Conv1D))):
             continue  # what another adapter multiplies by is not its weight alone
-        if (base.in_features if isinstance(base, nn.Linear) else base.weight.shape[0]) == width:
+        if (base.weight.shape[0] if isinstance(base, Conv1D) else base.in_features) == width:
             return layer
     return None
 
@@ -73,7 +74,8 @@ def output_weight(projection: Any, dtype: torch.dtype) -> Float[Tensor, "model_w
     That of a quantized layer is what inputs of this precision are multiplied by.
     """
     base = getattr(projection, "base_layer", projection)
-    weight: Tensor = multiplied_weight(base, dtype) if is_quantized_linear(base) else base.weight.detach()
+    weight = multiplied_weight(base, dtype) if is_quantized_linear(base) else stored_tensor(base, "weight").detach()
+    weight = weight.to(execution_device(base)) if any(hooks_of(base)) else weight
     if base is not projection and not projection.disable_adapters and not projection.merged:
         for name in projection.active_adapters:
             if name in projection.lora_A:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import count
 from typing import Any, overload
 
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_he
 from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
+from regard.hooks.off_loaded import first_device
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
 from regard.hooks.pass_state import PassState, begin_pass
 from regard.hooks.patches import patched
@@ -284,7 +285,7 @@ def _make_constant_heads(
         expected = "a layer whose heads all compute one thing, to put constants beside it"
         raise UserError(f"constants: expected {expected}; single heads of layer {layer.layer} ({layer.site}) do not")
     modules = layer.module, layer.stack.module
-    device, dtype = next(chain.from_iterable(m.parameters() for m in modules)).device, compute_dtype(*modules)
+    device, dtype = first_device(*modules), compute_dtype(*modules)
     matrices = [constants.matrices[layer.key][heads].to(device, dtype) for constants in sources]
     cross = layer.site.startswith("cross")
     exact = any(constants.has_fixed_columns for constants in sources)

@@ -20,6 +20,7 @@ from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
+from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
 from regard.hooks.replace import (
     ConstantsLike,
@@ -146,6 +147,10 @@ def replaced(
     architecture = type(model).__name__
     if _find_architecture(architecture, type(model.config)) is not type(model):
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
+    if any(any(hooks_of(module)) for module in model.modules()):
+        raise UserError(
+            f"cannot make a replaced model of this {architecture}, whose weights are off-loaded; use regard.replacing"
+        )
     all_layers = find_attention_layers(model)
     config: Any
     if isinstance(constants, (AttentionSpec, str)):

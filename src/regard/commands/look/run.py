@@ -24,6 +24,7 @@ from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.matrices import CallRecorder, MatrixReader
+from regard.hooks.off_loaded import first_device
 from regard.hooks.routing import observing
 from regard.models.inputs import text_inputs
 from regard.models.pretrained import resolve_model
@@ -194,7 +195,7 @@ def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> t
     if ids.shape[1] < number:
         notes.append(f"The text has {number:,} tokens, of which the first {ids.shape[1]:,} are read.")
     data = {"text": text[:200], "characters": len(text), "tokens": number, "read": ids.shape[1], "notes": notes}
-    return text_inputs(loaded.model, ids.to(loaded.model.device)), data
+    return text_inputs(loaded.model, ids.to(first_device(loaded.model))), data
 
 
 class _Kept(Statistic):

@@ -33,6 +33,7 @@ from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside
+from regard.hooks.off_loaded import first_device
 from regard.hooks.perturbation import PairedSpread
 from regard.models.inputs import describe_decoder_start, find_first_token, text_inputs
 from regard.models.processors import Kind, check_reads_text
@@ -262,7 +263,7 @@ def _make_batches(
         if not isinstance(samples, Windows):
             inputs = media_inputs(loaded, samples, indices.tolist(), config)
         else:
-            inputs = text_inputs(loaded.model, samples.input_ids[indices].to(loaded.model.device))
+            inputs = text_inputs(loaded.model, samples.input_ids[indices].to(first_device(loaded.model)))
         yield inputs, indices
 
 
