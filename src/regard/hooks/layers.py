@@ -202,7 +202,9 @@ def smallest_input(model: Any) -> dict[str, Any]:
     if inner.main_input_name == "pixel_values":
         size = config.image_size
         height, width = (size, size) if isinstance(size, int) else size
-        pixels = torch.zeros(1, config.num_channels, height, width, dtype=inner.dtype, device=device)
+        frames = getattr(config, "num_frames", None)  # of a video
+        sizes = (1, frames) if isinstance(frames, int) else (1,)
+        pixels = torch.zeros(*sizes, config.num_channels, height, width, dtype=inner.dtype, device=device)
         return {"pixel_values": pixels}
     vocabulary = config.get_text_config().vocab_size
     ids = (torch.arange(4, 10, device=device) % vocabulary)[None]
