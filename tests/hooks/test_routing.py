@@ -272,6 +272,30 @@ def test_a_change_inside_the_block_stays() -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.parametrize("what", ["constants", "operation", "heads", "watch"])
+def test_attention_that_is_set_inside_the_block_is_told_in_the_next_forward(what: str) -> None:
+    """Replaced heads were left out without a word, and read queries that had been taken out of the projections."""
+    model, ids = llama(), torch.arange(6)[None]
+    constants = regard.average_attention(model, [{"input_ids": ids}], length=6)
+    block: Any = {
+        "constants": lambda: regard.replacing(model, constants, [("decoder", 0, 0)]),
+        "operation": lambda: regard.replacing(model, "softmax+window=2"),
+        "heads": lambda: regard.replacing(model, "softmax+window=2", heads=[(0, 0)]),
+        "watch": lambda: regard.watching(model, "entropy"),
+    }[what]
+    with torch.no_grad():
+        expected = model(ids)[0]
+        with block():
+            model(ids)
+            other = copy.deepcopy(model)
+            model.set_attn_implementation("eager")
+            with pytest.raises(UserError, match="its attention was set to eager inside the block; set it before the"):
+                model(ids)
+        torch.testing.assert_close(model(ids)[0], expected)
+        other.set_attn_implementation("eager")
+        other(ids)  # a copy is a model of its own
+
+
 def bert() -> PreTrainedModel:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
@@ -55,13 +56,17 @@ def no_attention_interface(model: nn.Module, *, routed: bool = False) -> UserErr
     """
     names = {getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)}
     if routed and (others := names - {NAME, EAGER_NAME}) and not find_intercepted(model):
-        return UserError(
-            f"cannot observe {type(model).__name__}: its attention was set to {others.pop()} inside the block; set it "
-            "before the block"
-        )
+        return _set_inside(model, others.pop())
     return UserError(
         f"cannot observe {type(model).__name__}: its attention goes neither through Transformers' AttentionInterface "
         "nor through scaled_dot_product_attention, and is no softmax of a product"
+    )
+
+
+def _set_inside(model: nn.Module, name: str | None) -> UserError:
+    return UserError(
+        f"cannot observe {type(model).__name__}: its attention was set to {name} inside the block; set it before the "
+        "block"
     )
 
 
@@ -98,6 +103,11 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         stack.enter_context(_owned_by_this_thread(model))
         stack.enter_context(patched(_routing_attributes(model)))
         stack.enter_context(intercepting(model, within))
+        for host in modules_of(model):
+            if isinstance(host, PreTrainedModel) and host.config._attn_implementation_internal in (NAME, EAGER_NAME):
+                guard = _AttentionGuard()
+                stack.callback(host.register_forward_pre_hook(guard).remove)
+                stack.callback(guard.close)
         for compressor in filter(None, map(compressed.find_compressor, modules_of(model))):
             stack.callback(compressor.register_forward_hook(compressed.note_entries).remove)
         for hook in hooks:
@@ -212,6 +222,25 @@ def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
                 _OWNERS[stack].remove(thread)
                 if not _OWNERS[stack]:
                     del _OWNERS[stack]
+
+
+class _AttentionGuard:
+    """Refuses a forward whose attention was set to another implementation inside the block; does nothing in a copy."""
+
+    def __init__(self) -> None:
+        self._is_open = True
+
+    def close(self) -> None:
+        """Refuse nothing any more: the block ends, perhaps while a forward of another thread begins."""
+        self._is_open = False
+
+    def __call__(self, module: Any, _args: Any) -> None:
+        name = module.config._attn_implementation_internal
+        if name not in (NAME, EAGER_NAME) and self._is_open and not is_traced():
+            raise _set_inside(module, name)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return _make_idle_hook, ()
 
 
 class _ObserverHook:
