@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor
 
 from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
 from tests.adapters.model_families import fill, filled, made, merged, rows
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False}
@@ -123,8 +124,9 @@ def test_a_token_that_ends_texts_is_no_padding(own: dict[str, Any], call: dict[s
     expected = model.generate(ids, **OPTIONS, **call)
     own_mask = masks[0]
     assert is_padding == (own_mask is not None and not bool(own_mask.all()))
+    adapters = SharedAdapters(model, r=2)
     masks.clear()
-    assert torch.equal(SharedAdapters(model, r=2).generate(ids, **OPTIONS, **call), expected)
+    assert torch.equal(adapters.generate(ids, **OPTIONS, **call), expected)
     assert (own_mask is None) == (masks[0] is None)
     assert own_mask is None or torch.equal(own_mask, masks[0])
 
@@ -158,3 +160,25 @@ def test_a_model_that_does_not_return_its_cache_answers_with_the_weights_of_the_
             expected = torch.cat([expected, words[:, None]], 1)
     assert torch.equal(adapters.generate(prompt, **options), expected)
     assert torch.equal(model.generate(prompt, **options), expected)
+
+
+# -- continuous batching ------------------------------------------------------------------------------------
+
+
+def test_continuous_batching_takes_weights_that_are_the_same_for_all_rows() -> None:
+    """It joins texts to one row, by which the router would weigh all of them. The model's own takes half a minute."""
+    adapters, given = filled("llama"), prompts("llama")
+    adapters.model.generate_batch = lambda inputs, **_: adapters.model(torch.tensor(inputs).flatten()[None]).logits
+    texts = given["input_ids"][:2].tolist()
+    plain = merged("llama", adapters, torch.tensor([0.0, 1.0, 0.0]))
+    with adapters.use_only("task1"):
+        torch.testing.assert_close(
+            adapters.generate_batch(inputs=texts), plain(torch.tensor(sum(texts, []))[None]).logits
+        )
+    refused = "generate_batch: expected the same weights for all texts"
+    with pytest.raises(UserError, match=refused):
+        adapters.generate_batch(inputs=texts)
+    with adapters.use_weights(torch.eye(3)[:2]), pytest.raises(UserError, match=refused):
+        adapters.generate_batch(inputs=texts)
+    with pytest.raises(UserError, match=refused):
+        adapters.model(torch.tensor([texts[0] + texts[1]]), cu_seq_lens_q=torch.tensor([0, 8, 16]))

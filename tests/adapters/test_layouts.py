@@ -164,3 +164,14 @@ def test_a_tower_that_reads_another_number_of_images_than_there_are_rows_is_refu
             adapters(input_ids=ids, pixel_values=pixels.four)
         ids[0, 4:] = 5
         adapters(input_ids=ids, pixel_values=pixels.one)
+
+
+def test_a_watch_does_not_see_the_forward_that_finds_layouts() -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4}
+    model = transformers.LlamaModel(transformers.LlamaConfig(vocab_size=50, num_attention_heads=2, **sizes)).eval()
+    with regard.watching(model, "entropy") as watch:
+        adapters = adapted(model.double(), query="states")
+        with adapters.use_weights(torch.ones(2)):
+            model(torch.arange(8)[None])
+    assert watch.samples == 1

@@ -1,6 +1,7 @@
 """Where the rows of a batch are in what layers read: found in one small forward of a model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.float64 import to_float64
+from regard.hooks.attention_function import EXCLUSIVE, Observer
 from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.off_loaded import execution_device
 from regard.models.limits import find_towers
@@ -45,7 +47,7 @@ def find_layouts(model: nn.Module, names: Sequence[str]) -> dict[str, Layout]:
         for name in names
     ]
     try:
-        with evaluation_mode(model):
+        with evaluation_mode(model), unobserved():
             model(**inputs)
     except FAILURES:
         pass  # what was read before it holds
@@ -53,6 +55,16 @@ def find_layouts(model: nn.Module, names: Sequence[str]) -> dict[str, Layout]:
         for handle in handles:
             handle.remove()
     return found | dict.fromkeys(apart, "other") if found else found
+
+
+@contextmanager
+def unobserved() -> Iterator[None]:
+    """Show nothing of the forwards inside to open blocks of `regard.watching`."""
+    token = EXCLUSIVE.set(Observer())
+    try:
+        yield
+    finally:
+        EXCLUSIVE.reset(token)
 
 
 def three_rows(model: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from regard.adapters.layouts import FAILURES, Layout, layout_of, three_rows
+from regard.adapters.layouts import FAILURES, Layout, layout_of, three_rows, unobserved
 from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad
@@ -104,7 +104,8 @@ class StateReader:
         if rows is None or not self.blocks:
             return None
         try:
-            return layout_of(self._run_blocks(rows)[self.layers[-1]])
+            with unobserved():
+                return layout_of(self._run_blocks(rows)[self.layers[-1]])
         except FAILURES:
             return None
 

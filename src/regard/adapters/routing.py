@@ -180,6 +180,15 @@ class Routing:
             told = "the Trainer takes them away (compute_loss_func), so rows are weighed by all their tokens"
             warn_user(f"labels: {told}; if these have answers, give rows a prompt_mask")
 
+    def refuse_joined_rows(self) -> None:
+        """Raise UserError if rows have weights of their own, for a call that joins several texts to one row."""
+        weights = self.mixture.weights
+        if self.is_active or (weights is not None and weights.dim() > 1 and len(weights) > 1):
+            raise UserError(
+                "generate_batch: expected the same weights for all texts, which become one row, got those of each; set "
+                "some by `use_only`, or `use_weights` of a shape (adapter,), or use `generate`"
+            )
+
     @property
     def is_active(self) -> bool:
         """Whether weights are computed: there are adapters, and no weights are forced."""
@@ -236,6 +245,8 @@ class Routing:
         if name is not None and is_filled(inputs[name]):
             self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
+            if inputs.get("cu_seq_lens_q") is not None:
+                self.refuse_joined_rows()
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
             if not self._read_along(inputs):

@@ -216,6 +216,11 @@ class SharedAdapters(AdapterModel):
             raise UserError("batches: expected at least one, got none")
         return torch.cat(vectors)
 
+    def generate_batch(self, *args: Any, **inputs: Any) -> Any:
+        """Generate by continuous batching, with the weights of `use_only`, or others that are the same for all rows."""
+        self._routing.refuse_joined_rows()
+        return self.model.generate_batch(*args, **inputs)
+
     # -- files ------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:

@@ -40,7 +40,7 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     if type(parent).__module__.startswith("transformers.models."):
         candidates.append(behind)  # in a module of one's own it may be any layer behind attention
     for layer in map(_without_dropout, candidates):
-        base = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
+        base: Any = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
         is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
         if not is_quantized_linear(base) and not (is_plain and isinstance(base, (nn.Linear, Conv1D))):
             continue  # what another adapter multiplies by is not its weight alone
