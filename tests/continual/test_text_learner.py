@@ -51,6 +51,12 @@ def test_prompts_and_answers(kind: Any, prompt: str, answer: str) -> None:
     assert found.lengths().tolist()[0] == len(prompt.split()) + len(answer.split())
 
 
+def test_a_prompt_of_a_chat_template_has_bos_once() -> None:
+    pairs = TextPairs(inputs=("[BOS] say the cat",), targets=(("a cat",),))
+    found = encode_pairs(pairs, tokenizer("llama"), BUDGET, encoder_decoder=False)
+    assert said(found.input_ids[0].tolist()) == "[BOS] say the cat"
+
+
 def test_a_prompt_that_is_to_go_on_has_no_end() -> None:
     found = encode_pairs(PAIRS, tokenizer("t5"), BUDGET, encoder_decoder=False)
     assert said(found.input_ids[0].tolist()) == "say the cat"

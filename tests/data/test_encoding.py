@@ -224,3 +224,12 @@ def test_masking_needs_a_mask_token_and_a_share(bert: Any, gpt2: Any) -> None:
         mask_tokens(made, gpt2, 0)
     with pytest.raises(UserError, match="probability: expected a number over 0 and at most 1, got 0"):
         mask_tokens(made, bert, 0, probability=0)
+
+
+@pytest.mark.parametrize("layout", ["paper", "natural"])
+def test_a_text_that_begins_with_the_token_before_texts_has_it_once(bert: Any, layout: Any) -> None:
+    examples = texts(("[CLS] w1 w2 w3 w4",), ("[CLS] w1",))
+    encoded = encode("sequence", examples, bert, 5, layout)
+    last = "[CLS] w1 . . [SEP]" if layout == "paper" else "[CLS] w1 [SEP] . ."
+    assert [pieces(bert, encoded, row) for row in range(2)] == ["[CLS] w1 w2 w3 [SEP]", last]
+    assert (encoded.truncated, encoded.token_counts.tolist()) == (1, [6, 3])

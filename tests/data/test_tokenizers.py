@@ -16,7 +16,14 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from regard.data import read_tokenizer, train_tokenizer
 from regard.data.blocks import pack
-from regard.data.tokenizers import check_tokenizer, ordinary_tokens, tokenizer_hash, warn_of_written
+from regard.data.tokenizers import (
+    check_tokenizer,
+    encode_beginning,
+    ordinary_tokens,
+    tokenize_once,
+    tokenizer_hash,
+    warn_of_written,
+)
 from regard.data.windows import make_text_windows
 from regard.errors import UserError
 
@@ -188,3 +195,28 @@ def test_an_unknown_word_is_no_special_token_written_in_a_text() -> None:
     )
     tokenizer.backend_tokenizer.pre_tokenizer = Whitespace()
     assert make_text_windows(["a b a"], tokenizer, length=3, samples=1).input_ids.tolist() == [[1, 0, 1]]
+
+
+def test_a_text_has_the_tokens_before_it_once(with_bos: Any, plain: Any, encoder: Any) -> None:
+    """As one that a chat template has begun with BOS, cut or not; what is written further on stays."""
+    texts = ["<s> w0 w1 w2", "w0 w1 w2", "<s> <s> w0", "w0 <s> w1"]
+    found = tokenize_once(with_bos, texts, return_special_tokens_mask=True)
+    assert found["input_ids"] == [[4, 10, 11, 12], [4, 10, 11, 12], [4, 4, 10], [4, 10, 4, 11]]
+    assert [len(mask) for mask in found["attention_mask"]] == [4, 4, 3, 4]
+    assert found["special_tokens_mask"][0] == [1, 0, 0, 0]
+    assert tokenize_once(with_bos, texts, truncation=True, max_length=3)["input_ids"] == [
+        [4, 10, 11],
+        [4, 10, 11],
+        [4, 4, 10],
+        [4, 10, 4],
+    ]
+    assert tokenize_once(plain, texts[:1])["input_ids"] == [[4, 10, 11, 12]]
+    assert tokenize_once(encoder, ["[CLS] w0 w1"], truncation=True, max_length=3)["input_ids"] == [[1, 10, 2]]
+    assert tokenize_once(encoder, ["[CLS] [SEP] w0"])["input_ids"] == [[1, 2, 10, 2]]
+
+
+def test_the_beginning_of_a_chat_has_bos_once(with_bos: Any) -> None:
+    found, number = encode_beginning(with_bos, "<s> w0 w1 w2", limit=3)
+    assert (found["input_ids"].tolist(), found["attention_mask"].tolist(), number) == ([[4, 10, 11]], [[1, 1, 1]], 4)
+    with pytest.raises(UserError, match="at least two tokens"):
+        encode_beginning(with_bos, "<s>", limit=3)

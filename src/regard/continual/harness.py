@@ -11,6 +11,7 @@ from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner, make_batch
+from regard.data.tokenizers import tokenize_once, tokenize_text
 from regard.errors import UserError, describe_error
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
@@ -130,8 +131,10 @@ def _make_model(learner: TextLearner) -> Any:
             return str(learner.tokenizer.name_or_path)
 
         def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            options = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-            ids: list[int] = learner.tokenizer(string, verbose=False, **options)["input_ids"]
+            if add_special_tokens is None:
+                ids: list[int] = tokenize_once(learner.tokenizer, [string])["input_ids"][0]
+            else:
+                ids = tokenize_text(string, learner.tokenizer, special=add_special_tokens)
             ends = self.backend == "causal" and ids[-1:] == [self.eot_token_id]  # of a text that goes on
             return ids[:-1] if ends else ids
 

@@ -14,6 +14,7 @@ from regard.continual.method import Method
 from regard.continual.network import as_float32
 from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
+from regard.data.tokenizers import tokenize_once
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.limits import maximum_length
@@ -187,7 +188,7 @@ def encode_prompts(texts: Sequence[str], tokenizer: Any, length: int, *, encoder
 
 
 def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: bool) -> list[list[int]]:
-    prompts: list[list[int]] = tokenizer(list(texts), verbose=False)["input_ids"]
+    prompts: list[list[int]] = tokenize_once(tokenizer, list(texts))["input_ids"]
     if not encoder_decoder:  # the answer goes on where the prompt ends
         prompts = [ids[:-1] if ids[-1:] == [tokenizer.eos_token_id] else ids for ids in prompts]
     empty = next((row for row, ids in enumerate(prompts) if not ids), None)

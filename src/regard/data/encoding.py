@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data.examples import IGNORE_INDEX, KINDS, Examples, TaskKind
+from regard.data.tokenizers import tokenize_once
 from regard.errors import UserError, check_choice, check_int
 
 Layout = Literal["paper", "natural"]
@@ -182,22 +183,20 @@ class _RowEncoder:
 
     def _tokenize(self, texts: Sequence[tuple[str, ...]], **truncation: Any) -> dict[str, list[list[Any]]]:
         """Tokenize without padding; for token tasks `words` has the word index of each token."""
+        options: dict[str, Any] = {
+            "return_special_tokens_mask": True,
+            "return_attention_mask": True,
+            "return_token_type_ids": self.has_types,
+            "padding": False,
+            **({"truncation": False} | truncation),
+        }
         if self.kind == "token":
-            columns = [[[self.space + word for word in words] for words in texts]]
+            split = [[self.space + word for word in words] for words in texts]
+            encoding = self.tokenizer(split, is_split_into_words=True, verbose=False, **options)
+            words = {"words": [encoding.word_ids(row) for row in range(len(texts))]}
         else:
             columns = [list(column) for column in zip(*texts, strict=True)]
-        encoding = self.tokenizer(
-            *columns,
-            is_split_into_words=self.kind == "token",
-            add_special_tokens=True,
-            return_special_tokens_mask=True,
-            return_attention_mask=True,
-            return_token_type_ids=self.has_types,
-            padding=False,
-            verbose=False,
-            **({"truncation": False} | truncation),
-        )
-        words = {"words": [encoding.word_ids(row) for row in range(len(texts))]} if self.kind == "token" else {}
+            encoding, words = tokenize_once(self.tokenizer, *columns, **options), {}
         return {**{name: list(values) for name, values in encoding.items()}, **words}
 
 

@@ -170,12 +170,64 @@ def encode_beginning(tokenizer: Any, *texts: str, limit: int) -> tuple[Any, int]
 
     Tokenizers that cut the beginning of what is too long cut its end here. Raises UserError for fewer than two tokens.
     """
-    number, side = len(tokenizer(*texts, verbose=False)["input_ids"]), tokenizer.truncation_side
+    columns, side = [[text] for text in texts], tokenizer.truncation_side
     try:
         tokenizer.truncation_side = "right"
-        encoded = tokenizer(*texts, truncation=True, max_length=limit, return_tensors="pt")
+        number = len(tokenize_once(tokenizer, *columns)["input_ids"][0])
+        encoded = tokenize_once(tokenizer, *columns, truncation=True, max_length=limit)
     finally:
         tokenizer.truncation_side = side
-    if encoded["input_ids"].shape[1] < 2:
+    if len(encoded["input_ids"][0]) < 2:
         raise UserError("text: expected at least two tokens")
-    return encoded, number
+    return encoded.convert_to_tensors("pt"), number
+
+
+def tokenize_once(tokenizer: Any, *texts: list[str], max_length: int | None = None, **options: Any) -> Any:
+    """Tokenize texts, or pairs of texts, each with the tokens that the tokenizer puts before a text once.
+
+    A text may begin with them, as BOS in one of a chat template. Those are then taken out of every column; rows that
+    are cut to `max_length` tokens are so without them.
+    """
+    encoding, first = tokenizer(*texts, max_length=max_length, verbose=False, **options), _tokens_put_before(tokenizer)
+    rows = [row for row, ids in enumerate(encoding["input_ids"]) if first and tuple(ids[: 2 * len(first)]) == first * 2]
+    written: Any = {name: [values[row] for row in rows] for name, values in encoding.items()}
+    if rows and max_length is not None:
+        columns = ([column[row] for row in rows] for column in texts)
+        written = tokenizer(*columns, max_length=max_length + len(first), verbose=False, **options)
+    for name, values in encoding.items():
+        for row, value in zip(rows, written[name], strict=True):
+            values[row] = [*value[: len(first)], *value[2 * len(first) :]]
+    return encoding
+
+
+def tokens_before(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids of the special tokens that a tokenizer puts before a text, as BOS; none if it cannot read "a"."""
+    try:
+        return tokens_around(tokenizer)[0]
+    except UserError:
+        raise
+    except Exception:  # as those of words without one for unknown words raise it
+        return ()
+
+
+def _tokens_put_before(tokenizer: Any) -> tuple[int, ...]:
+    try:
+        return tokens_before(tokenizer)
+    except UserError:  # they are not around the text only
+        return ()
+
+
+def tokens_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids of the special tokens that a tokenizer puts before a text, and after it."""
+    content, framed = tokenize_text("a", tokenizer), tokenize_text("a", tokenizer, special=True)
+    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
+    if not content or start is None:
+        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
+    return tuple(framed[:start]), tuple(framed[start + len(content) :])
+
+
+def tokenize_text(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
+    """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
+    return tokenizer(
+        text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
+    )["input_ids"]

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from regard.data.tokenizers import WrittenTokens, ordinary_tokens
+from regard.data.tokenizers import WrittenTokens, ordinary_tokens, tokenize_text, tokens_around, tokens_before
 from regard.errors import UserError, check_choice, check_int
 
 Bos = Literal["keep", "drop", "add"]
@@ -75,7 +75,7 @@ def make_text_windows(
     written = WrittenTokens(tokenizer)
     first = frame.before or tokens_before(tokenizer)
     for document, section, begins in _iterate_sections(documents, section_size, rng):
-        ids = _tokenize(section, tokenizer)
+        ids = tokenize_text(section, tokenizer)
         if begins and tuple(ids[: len(first)]) == first:
             ids = ids[len(first) :]
         written.look([section])
@@ -123,7 +123,7 @@ def make_repeated_windows(
 
 def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length: int | None) -> _Frame:
     check_choice("bos", bos, BOS)
-    before, after = _tokens_around(tokenizer)
+    before, after = tokens_around(tokenizer)
     if bos == "drop":
         before = ()
     elif bos == "add" and not before:
@@ -141,35 +141,9 @@ def _make_frame(tokenizer: Any, bos: Bos, length: int, samples: int, max_length:
     return _Frame(before, after, length - special)
 
 
-def tokens_before(tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids of the special tokens that a tokenizer puts before a text, as BOS; none if it cannot read "a"."""
-    try:
-        return _tokens_around(tokenizer)[0]
-    except UserError:
-        raise
-    except Exception:  # as those of words without one for unknown words raise it
-        return ()
-
-
-def _tokens_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids of the special tokens that a tokenizer puts before a text, and after it."""
-    content, framed = _tokenize("a", tokenizer), _tokenize("a", tokenizer, special=True)
-    start = next((column for column in range(len(framed)) if framed[column : column + len(content)] == content), None)
-    if not content or start is None:
-        raise UserError(f"tokenizer: expected special tokens around the text only, got {framed} for {content}")
-    return tuple(framed[:start]), tuple(framed[start + len(content) :])
-
-
 def _sample_tokens(tokenizer: Any, shape: tuple[int, int], seed: int) -> Tensor:
     ids = ordinary_tokens(tokenizer)
     return ids[torch.randint(len(ids), shape, generator=torch.Generator().manual_seed(seed))]
-
-
-def _tokenize(text: str, tokenizer: Any, *, special: bool = False) -> list[int]:
-    """Tokenize a text of any length; `verbose=False` suppresses the tokenizer's warning about long texts."""
-    return tokenizer(
-        text, add_special_tokens=special, padding=False, truncation=False, return_attention_mask=False, verbose=False
-    )["input_ids"]
 
 
 def _iterate_sections(documents: Sequence[str], size: int, rng: random.Random) -> Iterator[tuple[int, str, bool]]:

@@ -10,7 +10,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from regard.data.corpus import BatchSampler, Corpus
-from regard.data.windows import tokens_before
+from regard.data.tokenizers import tokens_before
 
 
 @dataclass(frozen=True, eq=False)
