@@ -60,6 +60,15 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     assert read_texts([write(tmp_path / "a.txt", b"\xef\xbb\xbfabc")]).documents == ("abc",)
 
 
+def test_line_ends_of_windows_are_those_of_unix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a piece ends between the two of an end."""
+    monkeypatch.setattr("regard.data.tables.CHUNK_BYTES", 4)
+    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n\r\nlast\r")
+    assert read_texts([tmp_path / "a.txt"]).documents == ("one\ntwo\n\nlast\n",)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one\\r\\ntwo"}\r\n')
+    assert read_texts([tmp_path / "a.jsonl"]).documents == ("one\r\ntwo",)
+
+
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"piped")))
     found = read_texts(["-"])

@@ -6,6 +6,7 @@ Each reader takes the name of the user's option ("task", "stream"), which begins
 import codecs
 import csv
 import gzip
+import io
 import json
 import re
 import zlib
@@ -352,7 +353,10 @@ def read_text_lines(path: Path, option: str = TASK) -> Iterator[str]:
 
 
 def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[str]:
-    """Iterate over the text of a UTF-8 file, plain or .gz, by line or in chunks, without byte order mark."""
+    """Iterate over the text of a UTF-8 file, plain or .gz, without byte order mark.
+
+    It comes by line, with line ends as they are, or in chunks, where they are LF.
+    """
     if not path.is_file():
         raise UserError(f"{option}: expected a file, there is no {path}")
     try:
@@ -363,7 +367,8 @@ def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[s
 
 
 def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = False) -> Iterator[str]:
-    """Decode a UTF-8 file; `name` names it in messages."""
+    """Decode a UTF-8 file as `read_pieces` does; `name` names it in messages."""
+    line_ends = io.IncrementalNewlineDecoder(None, translate=not by_line)
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     offset = 0
     while True:
@@ -379,6 +384,7 @@ def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = Fa
         except UnicodeDecodeError as error:
             position = offset - pending + error.start
             raise UserError(f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}") from None
+        piece = piece if by_line else line_ends.decode(piece, final=not raw)
         if piece:
             yield piece
         if not raw:

@@ -378,6 +378,12 @@ def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_p
     assert (tmp_path / "look-model-against-model.html").exists()
     assert regard("look", "model").complaint == "regard look: expected one of TEXT, --file and --images"
     assert "heads such as 3.5,4.0" in regard("look", "model", "w1", "--heads", "3").complaint
+    (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbfw1 w2")
+    (tmp_path / "wide.txt").write_text("w1 w2", encoding="utf-16")
+    assert regard("look", "model", "--file", "marked.txt", "--out", "file.html").code == 0
+    assert "\\ufeff" not in (page := (tmp_path / "file.html").read_text(encoding="utf-8")) and "\ufeff" not in page
+    message = "regard look: --file: expected UTF-8, wide.txt is UTF-16; save it as UTF-8"
+    assert regard("look", "model", "--file", "wide.txt", "--out", "b.html").complaint == message
     assert regard("look", "model", "w1 w2", "--out", "page.txt").complaint.endswith("ends in .html, got page.txt")
 
 

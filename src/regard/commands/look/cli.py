@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--learnt: expected neither --against, --images nor --adapter beside it")
     if args.learnt and arguments.changed_model_options(arguments.model_options(args)):
         raise UserError("--learnt: expected neither --dtype, --device nor --trust-remote-code beside it")
+    from regard.data.tables import read_pieces
     from regard.runs.output_dir import check_output_file
 
     names = [arguments.file_slug(name) for name in (args.model, args.against) if name]
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     check_output_file(out, overwrite=args.overwrite)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: expected a name that ends in .html, got {out}")
-    texts = [_read_file(args.file)] if args.file else args.text
+    texts = ["".join(read_pieces(args.file, "--file"))] if args.file else args.text
     from regard import models
     from regard.commands.look.run import look
 
@@ -80,10 +81,3 @@ def run(args: argparse.Namespace) -> None:
         import webbrowser
 
         webbrowser.open(out.resolve().as_uri())
-
-
-def _read_file(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UserError(f"--file: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
