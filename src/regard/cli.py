@@ -2,11 +2,13 @@
 
 import argparse
 import gc
+import math
 import os
 import shlex
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +43,8 @@ COMMANDS = {
     "sweep": sweep,
 }
 
+_ONE_PRESS = 1.0  # seconds in which signals are one interruption
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, without the usage."""
@@ -69,21 +73,31 @@ def parser() -> Parser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit code: 0, 1 or 3 by `regard check`, 2 after a line with an error."""
-    args, unknown = parser().parse_known_args(arguments)
-    if unknown:
-        Parser(prog=f"regard {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
-    args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
+    """Run a command, and return its exit code: 0, 1 or 3 by `regard check`, 2 after a line with an error.
+
+    Without arguments they are those of the process, which is taken to end with the command: signals are still held
+    then, so that a key that is pressed again does not interrupt the end.
+    """
+    with _interruptible(restore=arguments is not None):
+        return _run(arguments)
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    command, resumes = "regard", False
     gc.disable()  # for the imports, of which it takes a fifth of the time; run_command enables it behind them
     try:
-        with _interruptible(), _plain_warnings(args.command):
+        args, unknown = parser().parse_known_args(arguments)
+        command, resumes = f"regard {args.command}", getattr(args, "resume", False)
+        if unknown:
+            Parser(prog=command).error(f"unrecognized arguments: {' '.join(unknown)}")
+        args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
+        with _plain_warnings(args.command):
             code: int | None = COMMANDS[args.command].run(args)
     except UserError as error:
-        _print_error(f"regard {args.command}: {describe_error(error)}")
+        _print_error(f"{command}: {describe_error(error)}")
         return 2
     except KeyboardInterrupt:
-        kept = "what was kept before is kept" if getattr(args, "resume", False) else "nothing was written"
-        _print_error(f"regard {args.command}: interrupted; {kept}")
+        _print_error(f"{command}: interrupted; {'what was kept before is kept' if resumes else 'nothing was written'}")
         return 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -116,15 +130,28 @@ def _plain_warnings(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does for a while, so that nothing is left half-done."""
+def _interruptible(*, restore: bool) -> Iterator[None]:
+    """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, so that nothing is left half-done, and each only once.
+
+    Signals within a second of one that has interrupted do nothing: a key that is held, or a terminal and a parent that
+    both send one, would else interrupt what the first has begun to save or to clear away. Signals that are ignored, or
+    that others handle, stay so. The handlers before are put back if `restore`.
+    """
+    interrupted = -math.inf
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        if time.monotonic() - interrupted >= _ONE_PRESS:
+            interrupted = time.monotonic()
+            raise KeyboardInterrupt
+
     handlers = {}
-    for name in ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
+    for name in ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            handlers[number] = signal.signal(number, signal.default_int_handler)
+        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            handlers[number] = signal.signal(number, interrupt)
     try:
         yield
     finally:
-        for number, handler in handlers.items():
+        for number, handler in handlers.items() if restore else ():
             signal.signal(number, handler)

@@ -50,7 +50,8 @@ def test_an_interrupted_run(
     with started(command, environment, tmp_path) as process:
         until((tmp_path / "there").exists)
         half = [path.name for path in (tmp_path / "runs").iterdir()] if place == "writing" else []
-        process.send_signal(number)
+        for _ in range(3):
+            process.send_signal(number)
         ended = process.end()
     said = "regard measure: interrupted; nothing was written\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", said)
@@ -78,4 +79,44 @@ def test_a_signal_that_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch,
         assert main(["compare", str(tmp_path)]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert seen == [signal.SIG_IGN, signal.default_int_handler]
+    assert seen[0] == signal.SIG_IGN
+    assert callable(seen[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_key_that_is_held_interrupts_once(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What the first one has begun to save is saved, and the command ends with its line; a later press counts again."""
+    from regard import cli
+    from regard.commands.compare import cli as compare
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(cli, "_ONE_PRESS", 60.0)
+    saved: list[str] = []
+    said: list[str] = []
+
+    def run(_: object) -> None:
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+            saved.append("whole")
+            if len(saved) == 2:
+                monkeypatch.setattr(cli, "_ONE_PRESS", 0.0)
+                signal.raise_signal(number)
+                saved.append("not here")
+
+    def say(line: str) -> None:
+        if len(saved) == 1:
+            signal.raise_signal(number)
+        said.append(line)
+
+    monkeypatch.setattr(compare, "run", run)
+    monkeypatch.setattr(cli, "_print_error", say)
+    try:
+        assert [cli.main(["compare", str(tmp_path)]) for _ in range(2)] == [2, 2]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert saved == ["whole", "whole"]
+    assert said == ["regard compare: interrupted; nothing was written"] * 2
