@@ -81,8 +81,10 @@ def samples(record: Mapping[str, Any]) -> str:
 
 
 def model_name(record: Mapping[str, Any]) -> str:
-    """The model's name in the record, or "A model"."""
-    return str(section(record, "model").get("name") or "A model")
+    """The model's name in the record, or "A model", with the adapter that it was loaded with."""
+    model = section(record, "model")
+    adapter = f" with the adapter {model['adapter']}" if model.get("adapter") else ""
+    return f"{model.get('name') or 'A model'}{adapter}"
 
 
 def model_size(record: Mapping[str, Any]) -> str:

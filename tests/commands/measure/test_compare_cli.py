@@ -132,6 +132,8 @@ def test_a_base_and_its_adapter(tiny: Callable[[str], Path], text_file: Path, re
     assert found["adapted"].table.equals(found["alone"].table)
     assert not found["adapted"].table.equals(found["base"].table)
     assert found["adapted"].metadata["model"]["adapter"] == "adapter"
+    names = [found[name].headline().split(":")[0] for name in ("base", "adapted", "alone")]
+    assert names == [str(base), *[f"{base} with the adapter adapter"] * 2]
     ended = regard("measure", base, "--adapter", "nowhere", "--out", "none")
     assert (ended.code, ended.err.count("\n")) == (2, 1)
     assert not (tmp_path / "none").exists()
