@@ -219,5 +219,6 @@ def test_mistakes_are_refused_before_a_run_begins(
 
 
 def test_one_run_has_no_workers(regard: Regard, tiny: Tiny, tasks: list[Path]) -> None:
-    ended = regard("replace", tiny("bert"), "--task", tasks[0], "--workers", 2)
-    assert "workers: expected several models or tasks" in ended.complaint
+    for option, value in (("workers", 2), ("launcher", "ray")):
+        ended = regard("replace", tiny("bert"), "--task", tasks[0], f"--{option}", value)
+        assert f"{option}: expected several models or tasks" in ended.complaint

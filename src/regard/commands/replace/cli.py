@@ -68,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
         _run_several(args, config, models, tasks, out)
         return
     if args.workers is not None or args.launcher != "local":
-        raise UserError("workers: expected several models or tasks, for one run has one process")
+        option = "launcher" if args.workers is None else "workers"
+        raise UserError(f"{option}: expected several models or tasks, for one run has one process")
     from regard.commands.replace.run import PARTS
     from regard.runs.command_line import run_command
 
