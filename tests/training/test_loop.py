@@ -403,7 +403,7 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
     history = trained(net(), replace(PLAN, trackers=("kept",))).history
     assert logged == [0.02, *((row["step"], row["loss"]) for row in history), "finished"]
     for name in ("elsewhere", "comet_ml"):
-        with pytest.raises(UserError, match=rf"trackers: expected some of .*, got {name}"):
+        with pytest.raises(UserError, match=rf"trackers: expected some of .*; got {name}"):
             trained(net(), replace(PLAN, trackers=(name,)))
     monkeypatch.setattr(Kept, "requires_logging_directory", True)
     with pytest.raises(UserError, match="trackers: kept writes files; expected a folder to keep them"):

@@ -123,8 +123,8 @@ def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
     available += [name for name in tracking.LOGGER_TYPE_TO_CLASS if name not in LoggerType.list()]
     for name in trackers:
         if name not in available:
-            allowed = ", ".join(available) or "none (none is installed)"
-            raise UserError(f"trackers: expected some of {allowed}, got {name}")
+            allowed = f"some of {', '.join(available)}" if available else "none, for none is installed"
+            raise UserError(f"trackers: expected {allowed}; got {name}")
         if folder is None and tracking.LOGGER_TYPE_TO_CLASS[name].requires_logging_directory:
             raise UserError(f"trackers: {name} writes files; expected a folder to keep them (work_dir=…), got none")
 
