@@ -50,8 +50,9 @@ def test_a_split_of_which_nothing_is_left_is_refused() -> None:
 
 
 def test_tasks_of_the_same_name_are_refused() -> None:
-    with pytest.raises(UserError, match="'a' is there twice"):
-        join_streams([stream("a", "abc", "d", "ef"), stream("a", "gh", "i", "jk")])
+    parts = [stream("a", "abc", "d", "ef"), replace(stream("a", "gh", "i", "jk"), name="more")]
+    with pytest.raises(UserError, match=rf"'a' is in {parts[0].name} and more; give new tasks alone$"):
+        join_streams(parts)
 
 
 def test_what_was_counted_of_each_task_is_kept_of_all_parts() -> None:

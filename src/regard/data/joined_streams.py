@@ -29,6 +29,10 @@ def join_streams(parts: Sequence[Stream]) -> Stream:
     """
     if len(parts) == 1:
         return parts[0]
+    names = [task.name for part in parts for task in part.tasks]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        holders = " and ".join(part.name for part in parts if twice in {task.name for task in part.tasks})
+        raise UserError(f"stream: expected other tasks in each part, {twice!r} is in {holders}; give new tasks alone")
     tasks, order, shared = list(parts[0].tasks), list(parts[0].order), dict[str, dict[str, int]]()
     for part in parts[1:]:
         if part.protocol == "clean":
