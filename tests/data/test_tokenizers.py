@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
@@ -213,6 +213,17 @@ def test_a_text_has_the_tokens_before_it_once(with_bos: Any, plain: Any, encoder
     assert tokenize_once(plain, texts[:1])["input_ids"] == [[4, 10, 11, 12]]
     assert tokenize_once(encoder, ["[CLS] w0 w1"], truncation=True, max_length=3)["input_ids"] == [[1, 10, 2]]
     assert tokenize_once(encoder, ["[CLS] [SEP] w0"])["input_ids"] == [[1, 2, 10, 2]]
+
+
+def test_each_text_of_a_pair_has_the_tokens_before_it_once(with_bos: Any) -> None:
+    """Where the tokenizer puts them before both, as Llama's."""
+    pairs = processors.TemplateProcessing(single="<s> $A", pair="<s> $A <s> $B:1", special_tokens=[("<s>", 4)])
+    with_bos.backend_tokenizer.post_processor = pairs
+    found = tokenize_once(with_bos, ["<s> w0", "w0"], ["<s> w1 w2", "<s> w1"])
+    assert found["input_ids"] == [[4, 10, 4, 11, 12], [4, 10, 4, 11]]
+    assert list(found) == list(with_bos("w0"))
+    cut = tokenize_once(with_bos, ["<s> w0"], ["<s> w1 w2"], truncation="longest_first", max_length=4)
+    assert cut["input_ids"] == [[4, 10, 4, 11]]
 
 
 def test_the_beginning_of_a_chat_has_bos_once(with_bos: Any) -> None:

@@ -188,16 +188,34 @@ def tokenize_once(tokenizer: Any, *texts: list[str], max_length: int | None = No
     A text may begin with them, as BOS in one of a chat template. Those are then taken out of every column; rows that
     are cut to `max_length` tokens are so without them.
     """
-    encoding, first = tokenizer(*texts, max_length=max_length, verbose=False, **options), _tokens_put_before(tokenizer)
-    rows = [row for row, ids in enumerate(encoding["input_ids"]) if first and tuple(ids[: 2 * len(first)]) == first * 2]
-    written: Any = {name: [values[row] for row in rows] for name, values in encoding.items()}
-    if rows and max_length is not None:
-        columns = ([column[row] for row in rows] for column in texts)
-        written = tokenizer(*columns, max_length=max_length + len(first), verbose=False, **options)
-    for name, values in encoding.items():
-        for row, value in zip(rows, written[name], strict=True):
-            values[row] = [*value[: len(first)], *value[2 * len(first) :]]
+    first, has_mask = _tokens_put_before(tokenizer), options.pop("return_special_tokens_mask", False)
+    options |= {"return_special_tokens_mask": True, "verbose": False}
+    encoding = tokenizer(*texts, max_length=max_length, **options)
+    for row in range(len(encoding["input_ids"])):
+        if written := _find_written(encoding, row, first):
+            whole = {name: values[row] for name, values in encoding.items()}
+            if max_length is not None:
+                columns = ([column[row]] for column in texts)
+                longer = tokenizer(*columns, max_length=max_length + len(written), **options)
+                whole, written = {name: values[0] for name, values in longer.items()}, _find_written(longer, 0, first)
+            for name, values in encoding.items():
+                values[row] = [value for column, value in enumerate(whole[name]) if column not in written]
+    if not has_mask:
+        del encoding["special_tokens_mask"]
     return encoding
+
+
+def _find_written(encoding: Any, row: int, first: tuple[int, ...]) -> set[int]:
+    """Return the columns of tokens that are written in a text and were put before it as well."""
+    ids, added, count = encoding["input_ids"][row], encoding["special_tokens_mask"][row], len(first)
+    seconds = range(count, len(ids) - count + 1) if first else ()
+    return {
+        column
+        for second in seconds
+        if ids[second] == first[0] and added[second - 1] and not any(added[second : second + count])
+        if tuple(ids[second - count : second + count]) == first * 2
+        for column in range(second, second + count)
+    }
 
 
 def tokens_before(tokenizer: Any) -> tuple[int, ...]:
