@@ -29,7 +29,8 @@ def _class(name: str) -> Any:
 def _built(name: str, implementation: str, dtype: torch.dtype) -> Any:
     family = BY_NAME[name]
     config = _class(family.config)(**family.settings)
-    config._experts_implementation = "eager"  # grouped products know no float64
+    if dtype == torch.float64:
+        config._experts_implementation = "eager"  # grouped products know no float64; `eager` cannot be exported
     kind = _class(family.model)
     return randomised(kind._from_config(config, attn_implementation=implementation)).to(dtype).eval()
 
