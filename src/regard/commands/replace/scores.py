@@ -48,13 +48,17 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
         values = ", ".join(f"{column} {duplicates.iloc[0][column]}" for column in (*KEYS, "seed"))
         raise UserError(f"scores: expected one row for each run, several are of {values}")
     known = scores.assign(width=_widths(scores, "half_width")).dropna(subset="score")
-    grouped = known.groupby(KEYS, sort=False)
-    means = grouped["score"].agg(n="count", mean="mean", deviation="std").reset_index()
+    columns = {
+        "n": ("score", "count"),
+        "mean": ("score", "mean"),
+        "deviation": ("score", "std"),
+        "width": ("width", "first"),
+    }
+    means = known.groupby(KEYS, sort=False).agg(**columns).reset_index()
     over_seeds = [t_half_width(int(n), float(s)) for n, s in zip(means["n"], means["deviation"], strict=True)]
-    over_parts = grouped["width"].first().to_numpy()
-    margins = np.where(means["n"] > 1, over_seeds, over_parts)
+    margins = np.where(means["n"] > 1, over_seeds, means["width"])
     means["ci_low"], means["ci_high"] = means["mean"] - margins, means["mean"] + margins
-    return means.drop(columns="deviation").astype({"ci_low": "float64", "ci_high": "float64"})
+    return means.drop(columns=["deviation", "width"]).astype({"ci_low": "float64", "ci_high": "float64"})
 
 
 def _widths(scores: pd.DataFrame, name: str) -> pd.Series:
@@ -87,13 +91,15 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
     that read one text lose at the same parts.
     """
     by_row, over_parts = [], []
+    by_seed, widths = scores.set_index("seed")["score"], _widths(scores, "drop_half_width").to_numpy()
+    places, is_original = scores.groupby(KEYS, sort=False).indices, scores["dynamic_fraction"].to_numpy() == 1
+    originals, places_of_originals = by_seed[is_original], scores[is_original].groupby(GROUP, sort=False).indices
     for row in rows.to_dict("records"):
-        lines = scores[(scores[KEYS] == [row[key] for key in KEYS]).all(axis=1)]
-        of_row = lines.set_index("seed")["score"]
-        is_original = (scores[GROUP] == [row[key] for key in GROUP]).all(axis=1) & (scores["dynamic_fraction"] == 1)
+        of_row = places.get(tuple(row[key] for key in KEYS), [])
+        original = originals.iloc[places_of_originals.get(tuple(row[key] for key in GROUP), [])]
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
-        by_row.append((scores[is_original].set_index("seed")["score"] - of_row) / size)
-        over_parts.append(float(_widths(lines, "drop_half_width").iloc[0]) / size if len(lines) == 1 else math.nan)
+        by_row.append((original - by_seed.iloc[of_row]) / size)
+        over_parts.append(float(widths[of_row[0]]) / size if len(of_row) == 1 else math.nan)
     interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
     width = sum(over_parts) / len(over_parts)
     if math.isnan(width):
@@ -148,11 +154,12 @@ def curves(scores: pd.DataFrame) -> pd.DataFrame:
     original = points[points["dynamic_fraction"] == 1].drop_duplicates(GROUP)
     rest = points[points["dynamic_fraction"] != 1]
     all_curves = []
+    starts, no_rows = dict(list(original.groupby(GROUP, sort=False))), points.iloc[:0]
+    ends = dict(list(rest[rest["dynamic_fraction"] == 0].groupby([*GROUP, "constants"], sort=False)))
     for key, group in rest.groupby([*GROUP, "constants", "rank_heads_by"], sort=False):
-        start = original[(original[GROUP] == list(key[:3])).all(axis=1)]
-        is_same = (rest[[*GROUP, "constants"]] == list(key[:4])).all(axis=1)
-        end = rest[is_same & (rest["dynamic_fraction"] == 0)].head(1)
-        pieces = [start, group, *([] if (group["dynamic_fraction"] == 0).any() else [end])]
+        pieces = [starts.get(key[:3], no_rows), group]
+        if not (group["dynamic_fraction"] == 0).any():
+            pieces.append(ends.get(key[:4], no_rows).head(1))
         curve = pd.concat([piece for piece in pieces if len(piece)]).assign(constants=key[3], rank_heads_by=key[4])
         all_curves.append(curve.sort_values("dynamic_fraction", ascending=False))
     return pd.concat(all_curves, ignore_index=True) if all_curves else rest.reset_index(drop=True)
