@@ -108,6 +108,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         item.stash[CHECKS_SHAPES] = is_first or session.config.getoption("--all-cases")
         tests.add(test)
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # what tests make is freed without it, nearly all
     gc.enable()
 
 
@@ -118,10 +119,10 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     """Return the tests that run without --all-cases.
 
     A test with several parameters runs with every value of each parameter once, not with their whole product, and in
-    no more than `CASES` cases. In the folders `ALIKE` a test of a family of models or of a method runs in one. Where it
-    begins to choose depends on the name of the test, so that different tests run different cases, and a folder of tests
-    all values. A test with the marker `every_value` runs all values, however many they are; one with the marker
-    `sample(n)` at most n cases, and one with the marker `exhaustive` none.
+    no more than `CASES` cases, in the folders `HOSTS` in `CASES_OF_HOSTS`. In the folders `ALIKE` a test of a family of
+    models or of a method runs in one. Where it begins to choose depends on the name of the test, so that different
+    tests run different cases, and a folder of tests all values. A test with the marker `every_value` runs all values,
+    however many they are; one with the marker `sample(n)` at most n cases, and one with the marker `exhaustive` none.
     """
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
@@ -135,8 +136,10 @@ def _select_cases(items: Sequence[pytest.Item]) -> set[pytest.Item]:
     return selected
 
 
-CASES = 4
-"""Of a test, at most."""
+CASES, CASES_OF_HOSTS = 4, 2
+"""Of a test, at most; of one in the folders `HOSTS`."""
+HOSTS = {"adapters", "commands", "continual", "contracts", "hooks", "models", "training"}
+"""Folders where a case is a model, a method or a run, and takes as long as dozens of refusals do."""
 ALIKE = {"adapters", "continual", "models"}
 """Folders where dozens of tests have the same values of one of these parameters."""
 SAME = {"family", "kind", "name"}
@@ -151,7 +154,10 @@ def _most_cases(item: pytest.Item) -> int | None:
             return None
     callspec = getattr(item, "callspec", None)
     is_alike = callspec is not None and bool(SAME & callspec.params.keys())
-    return 1 if is_alike and ALIKE & set(item.path.relative_to(item.config.rootpath).parts) else CASES
+    folders = set(item.path.relative_to(item.config.rootpath).parts)
+    if is_alike and ALIKE & folders:
+        return 1
+    return CASES_OF_HOSTS if HOSTS & folders else CASES
 
 
 def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -168,7 +174,7 @@ def _cover(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     return covering
 
 
-EXAMPLES = 20
+EXAMPLES = 10
 """Of a test of Hypothesis, at most."""
 
 
@@ -201,6 +207,7 @@ def _parameter_values(case: pytest.Item) -> set[tuple[str, Any]]:
 
 LOOKS_AT_PAGES = re.compile(r"\.html\b|page|\bPAGE\b")
 LOOKS_AT_FLOPS = re.compile("flops")
+LOOKS_AT_TIMES = re.compile("milliseconds|relative_time|evaluation")
 LEARNING = {"continual", "commands", "experiments"}
 """Folders of tests that learn."""
 
@@ -240,6 +247,8 @@ def _leave_out(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, source
         patch.setattr(RunResult, "write_files", functools.partialmethod(_without_page, RunResult.write_files))
     if not LOOKS_AT_FLOPS.search(source) and LEARNING & set(request.path.parts):
         patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+    if "replace" in request.path.parts and not LOOKS_AT_TIMES.search(source):
+        patch.setattr("regard.commands.replace.evaluation.TIMED", 1)
 
 
 def _without_page(result: Any, write_files: Callable[[Any, Path], None], folder: Path) -> None:
