@@ -66,6 +66,7 @@ def test_the_committed_results_are_whole_runs() -> None:
     assert {(line["case"]["batch"], line["case"]["length"]) for line in rows} >= {(8, 64), (32, 512)}
 
 
+@pytest.mark.exhaustive
 def test_a_training_step_is_taken_in_every_setting(tmp_path: Path) -> None:
     """The quick run leaves compilation out; every row is of one setting, and the page has a line for it."""
     threads = torch.get_num_threads()
@@ -89,6 +90,7 @@ def test_a_training_step_is_taken_in_every_setting(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.exhaustive
 def test_memory_is_that_of_the_run() -> None:
     if extra_memory(lambda: None) is None:
         pytest.skip("this system does not tell the peak of resident memory")
@@ -98,6 +100,7 @@ def test_memory_is_that_of_the_run() -> None:
     assert 60 <= grown <= 90
 
 
+@pytest.mark.exhaustive
 def test_contestants_take_turns() -> None:
     order: list[str] = []
     figures = race({"a": lambda: order.append("a"), "b": lambda: order.append("b")}, least=2, most=2)

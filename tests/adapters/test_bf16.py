@@ -84,6 +84,7 @@ def test_merging_into_a_base_in_bfloat16_is_near_the_adapter_alone(own: torch.dt
     assert (merged - alone).norm() < 0.05 * (alone - before).norm()
 
 
+@pytest.mark.exhaustive
 def test_a_task_is_learnt_on_a_base_in_bfloat16_as_on_one_in_float32() -> None:
     batch, losses = rows("llama", 9), {}
     for base in (BF16, FLOAT):

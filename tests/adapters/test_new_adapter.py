@@ -32,6 +32,7 @@ FAILURES: dict[str, tuple[Any, dict[str, Any], type[BaseException], str | None]]
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.usefixtures("short_warm_up")
 @pytest.mark.parametrize("failure", FAILURES)

@@ -91,6 +91,7 @@ def test_false_alarms_are_as_many_as_is_said(many: int, kept: int, width: int) -
     assert 23 <= sum(p <= 0.2 for p in found) <= 57
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("many, kept", [(100, 20), (50, 50), (30, 20)])
 def test_what_is_of_another_kind_is_found_to_be(many: int, kept: int) -> None:
     found = [novelty(kind(one)(many, 1), kind(one + 1)(kept, 2), seed=one) for one in range(20)]

@@ -55,6 +55,7 @@ def off_loaded(way: OffLoad, folder: Path, *, first: str) -> regard.SharedAdapte
     return with_adapters(way(llama(), folder))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", ["adapters", "off-loading"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_answers_and_losses_equal_those_of_the_base_in_memory(way: OffLoad, first: str, tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_answers_and_losses_equal_those_of_the_base_in_memory(way: OffLoad, firs
     assert any(value.is_meta for value in actual.model.parameters())  # still off-loaded
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", ["adapters", "off-loading"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_training_the_adapters_equals_that_on_the_base_in_memory(way: OffLoad, first: str, tmp_path: Path) -> None:
@@ -84,6 +86,7 @@ def test_training_the_adapters_equals_that_on_the_base_in_memory(way: OffLoad, f
         assert all(torch.equal(one, other) for one, other in pairs)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", ["adapters", "off-loading"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_files_are_those_of_the_base_in_memory(way: OffLoad, first: str, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def test_a_new_task_is_known_and_the_earlier_ones_still_are() -> None:
     assert all(one.grad is None for one in gate.parameters())
 
 
+@pytest.mark.exhaustive
 def test_without_the_earlier_ones_they_are_forgotten() -> None:
     gate = attention(2)
     earlier = [PastTask(torch.tensor([1.0]), vectors(0.5))]

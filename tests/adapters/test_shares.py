@@ -55,6 +55,7 @@ def test_all_rows_are_no_share(by_accelerate: bool) -> None:
     assert len(adapters.fit_task("weather", dealt_out(1, by_accelerate=by_accelerate), epochs=1).losses) == 4
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_shares_with_averaged_gradients_train_as_all_rows(tmp_path: Path) -> None:
     """Two processes, whose gradients are averaged, take the steps of one with the rows of both."""

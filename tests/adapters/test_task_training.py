@@ -262,6 +262,7 @@ def test_a_learnt_router_stays_as_it_was_taught() -> None:
     assert not torch.equal(adapters.pool.adapters[0].B[0], block)
 
 
+@pytest.mark.exhaustive
 def test_what_a_learnt_router_reflects_on_follows_removals() -> None:
     adapters = SharedAdapters(made("bert"), r=4, **LEARNT)
     for task, name in enumerate(TASKS[:3]):
@@ -284,6 +285,7 @@ def with_dropout(family: str) -> SharedAdapters:
     return adapters
 
 
+@pytest.mark.exhaustive
 def test_the_callback_changes_nothing_but_the_router(tmp_path: Path) -> None:
     fitted, called = with_dropout("bert"), with_dropout("bert")
     fitted.fit_router("one", batches("bert", 0))
@@ -298,6 +300,7 @@ def test_the_callback_changes_nothing_but_the_router(tmp_path: Path) -> None:
         assert torch.equal(called.state_dict()[name], value), name
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_run_does_not_add_its_rows_again(tmp_path: Path) -> None:
     saving = {"save_strategy": "steps", "save_steps": 3}
     whole, again = with_dropout("llama"), with_dropout("llama")

@@ -65,6 +65,7 @@ def test_adapters_and_a_head_are_not_of_the_base(options: dict[str, Any], tmp_pa
     adapters.save_pretrained(tmp_path / "saved")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("opened", [False, True])
 def test_a_pooler_that_the_files_lack_is_kept_with_the_head(opened: bool, tmp_path: Path) -> None:
     """A BERT that was saved as a masked language model has none: each load of a classifier makes another."""

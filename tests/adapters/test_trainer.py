@@ -194,6 +194,7 @@ def test_evaluation_gives_the_loss_and_the_outputs(family: str, tmp_path: Path) 
     assert (found.label_ids == batch["labels"].numpy()).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", LEARNERS)
 def test_accumulated_and_checkpointed_training_gives_the_same(family: str, tmp_path: Path) -> None:
@@ -220,6 +221,7 @@ def test_one_process_for_several_devices_is_refused() -> None:
         learner("bert")._replicate_for_data_parallel()
 
 
+@pytest.mark.exhaustive
 def test_mixed_precision_routes_alike(tmp_path: Path) -> None:
     found = []
     for mixed in (False, True):
@@ -277,6 +279,7 @@ def test_a_resumed_run_equals_the_whole(family: str, kind: str, tmp_path: Path) 
         assert {name for name, value in found.items() if not torch.equal(value, expected[name])} == set()
 
 
+@pytest.mark.every_value  # of one family alone a head trains
 @pytest.mark.parametrize("family", LEARNERS)
 def test_a_checkpoint_holds_what_is_not_the_base(family: str, tmp_path: Path) -> None:
     adapters = learner(family)

@@ -107,6 +107,7 @@ def test_a_bias_that_hides_all_keys_of_a_query_leaves_zeros_and_no_gradient(weig
     assert torch.isfinite(torch.autograd.grad(output.sum(), query)[0]).all()
 
 
+@pytest.mark.exhaustive
 def test_dropout_leaves_the_mean_and_has_the_gradient_of_what_it_drew() -> None:
     """Values are one, so that a weight's share survives in the output; a step along the gradient is exact in v."""
     query = torch.randn(1, 1, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -156,6 +157,7 @@ def test_no_tensor_is_as_large_as_the_matrix(name: str, backend: str, monkeypatc
     assert entries <= LENGTH * LENGTH // 2
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["sigmoid", "softpick", "kv-bias", "t5", "window"])
 def test_no_tensor_of_the_reductions_is_as_large_as_the_matrix(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(blockwise.ROWS, "cpu", (16, 64))

@@ -267,7 +267,6 @@ PACKED = (torch.arange(64, device=DEVICE) // 32)[:, None] == torch.arange(64, de
 PACKED = PACKED[None, None]
 
 
-@pytest.mark.sample(4)
 @needs_kernels
 @pytest.mark.parametrize(
     "options, blocks",

@@ -122,6 +122,7 @@ def test_reductions_by_the_log_normalizer_are_the_definition(
     assert gpu.calls == ["efficient" if dtype == torch.float32 or kind == "padded" else "flash"]
 
 
+@pytest.mark.sample(1)
 @needs_triton
 @pytest.mark.parametrize("kind", ["whole", "causal", "padded"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -133,7 +134,8 @@ def test_sums_of_columns_need_no_pass_over_rows(
     assert len(gpu.calls) == 1
 
 
-@pytest.mark.sample(2)
+@pytest.mark.exhaustive
+@pytest.mark.sample(1)
 @needs_triton
 @pytest.mark.parametrize(
     "call, names",
@@ -151,6 +153,7 @@ def test_other_calls_take_the_pass_over_rows(gpu: Kernels, call: AttentionCall, 
     assert gpu.calls == []
 
 
+@pytest.mark.sample(1)
 @needs_triton
 @pytest.mark.parametrize("missing", ["GPU_FLASH_FORWARD", "GPU_EFFICIENT_FORWARD", "both"])
 def test_a_release_without_a_kernel_goes_without_it(

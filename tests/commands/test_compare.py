@@ -194,6 +194,7 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}
 
 
+@pytest.mark.exhaustive
 def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     """The method is a setting that differs; with two methods in a run figures are told apart by it."""
     found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])
@@ -209,6 +210,7 @@ def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     assert "nothing is compared" not in list_notes({"a": found, "b": other}, nothing)[-1]
 
 
+@pytest.mark.exhaustive
 def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) -> None:
     result = LearnResult.load(runs / "short")
     replace(result).save(tmp_path / "copy")

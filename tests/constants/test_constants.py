@@ -64,6 +64,7 @@ def assert_same(found: Constants, expected: Constants) -> None:
 # -- merging --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_merging_is_averaging_at_once_however_samples_are_split(model: Any, seed: int) -> None:
     draw = random.Random(seed)
@@ -310,6 +311,7 @@ def test_constants_without_a_digest_pass_as_before(constants: Constants, model: 
     refused("weights are alike", path, model=model_fingerprint(bert(seed=7)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("entry", [0, 63])
 def test_the_digest_sees_both_ends_of_each_weight(entry: int, model: Any) -> None:
     known = model_fingerprint(model)["digest"]

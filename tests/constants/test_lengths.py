@@ -171,6 +171,7 @@ def test_a_crop_is_what_a_short_input_gets_anyway(model: Any) -> None:
     assert not torch.allclose(found, plain, atol=1e-2)
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_set_of_lengths_serves_each_input_by_the_shortest(model: Any) -> None:
     short = regard.average_attention(model, [batch(6, 10)], 10)

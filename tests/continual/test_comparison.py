@@ -170,6 +170,7 @@ def test_the_tests_are_those_of_scipy() -> None:
     assert found["signed_rank"] == pytest.approx(stats.wilcoxon(b, a, method="exact").pvalue)
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.tuples(POINTS, POINTS, POINTS), min_size=2, max_size=8))
 def test_what_a_seed_does_to_all_methods_alike_makes_no_difference(values: list[tuple[float, float, float]]) -> None:

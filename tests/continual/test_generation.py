@@ -114,6 +114,7 @@ def test_scores_are_those_of_the_answers(kind: Kind) -> None:
     assert sorted(generate_answers(learner, first)) == list(enumerate(said))
 
 
+@pytest.mark.exhaustive
 def test_a_task_outside_the_stream() -> None:
     ran = learnt("finetune")
     other = task("colours", rows=9)
@@ -128,6 +129,7 @@ def test_a_task_outside_the_stream() -> None:
         )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix(name: str) -> None:
@@ -192,6 +194,7 @@ def test_no_method_is_fine_tuning(name: str) -> None:
     assert any(not torch.equal(one, found[0][key]) for key, one in found[1].items())
 
 
+@pytest.mark.exhaustive
 def test_a_memory_has_each_answer() -> None:
     ran = learnt("replay")
     kept = ran.method.state.examples
@@ -260,6 +263,7 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     check_same(run_stream(learner_of(method), method, folder=tmp_path, resume=True, checkpoint_every=1), learnt(name))
 
 
+@pytest.mark.exhaustive
 def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
     method = made("finetune")
     run_stream(learner_of(method), method, folder=tmp_path)

@@ -73,7 +73,7 @@ def test_the_divergence_is_that_of_the_definition(kind: Any, text: str, monkeypa
     assert rows[-1]["value"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", sorted(name for name, method in METHODS.items() if method.supports_text))
 def test_each_method_is_compared_with_the_untaught_model(name: str, text: str) -> None:
     """A method whose untaught model cannot be put back would be refused."""

@@ -339,6 +339,7 @@ def test_settings_that_cannot_be(name: str, value: Any) -> None:
         IdbrConfig(**{name: value})
 
 
+@pytest.mark.exhaustive
 def test_classes_of_later_tasks_are_what_they_were_at_the_start() -> None:
     """Weight decay has moved them: before each task those without a task so far are as in a run that goes on."""
     (learner, method), seen = begun(), list[bool]()

@@ -81,6 +81,7 @@ def test_methods_that_train_a_head_refuse_it(name: str) -> None:
         run_stream(make_learner(stream(), method, loaded(), BUDGET, seed=1, head="labels"), method)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["finetune", "sapt"])
 def test_the_model_of_a_task_is_put_together_again(name: str, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def check_same(found: Outcome, expected: Outcome) -> None:
 # -- scores and memory ----------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> None:
     kind, rows = METHODS[name], learnt(name).found["matrix"]
@@ -136,7 +136,7 @@ def test_the_matrix_has_a_score_for_each_task_learnt_and_the_next(name: str) -> 
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_more_is_kept_than_is_declared(name: str) -> None:
     found, method = learnt(name), made(name)
@@ -153,7 +153,7 @@ def test_no_more_is_kept_than_is_declared(name: str) -> None:
 # -- what is trained ------------------------------------------------------------------------------------
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str) -> None:
     found, plain = learnt(name).after[0], learnt("finetune").after[0]
@@ -161,7 +161,7 @@ def test_the_first_task_is_fine_tuning_where_nothing_is_to_be_kept_yet(name: str
     assert same == (name in BEGINS_AS_FINE_TUNING)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "finetune"])
 def test_no_method_is_fine_tuning_in_the_end(name: str) -> None:
     found, plain = learnt(name).after[2], learnt("finetune").after[2]
@@ -240,7 +240,7 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     check_same(found, learnt(name))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_draws_another_head(name: str) -> None:
     ours, other = (learner_of(made(name), seed=seed).start["classifier.head.vectors"] for seed in (1, 2))
@@ -255,7 +255,7 @@ def whole(name: str) -> RunState:
         return exact(name)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_micro_batches_do_not_matter(name: str) -> None:
     check_close(name, collect_tensors(exact(name, micro_batch=3).network), collect_tensors(whole(name).network))

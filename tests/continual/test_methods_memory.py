@@ -79,6 +79,7 @@ def _items(rows: dict[str, Tensor]) -> list[ExampleRef]:
     return [ExampleRef(*each) for each in torch.stack([rows["tasks"], rows["rows"]], 1)[here].tolist()]
 
 
+@pytest.mark.exhaustive
 def test_sparse_replay_in_a_short_run_is_fine_tuning() -> None:
     rare, plain = of("replay", replay_mode="interval", replay_interval=100), Finetune()
     a, b = (run_stream(begun(method), method) for method in (rare, plain))
@@ -273,6 +274,7 @@ def _key(learner: Learner, network: AdaptingNetwork, item: ExampleRef) -> Tensor
     return network.reader(row["input_ids"], row["attention_mask"].long()).last_hidden_state[0, 0].detach()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapt, trained", [("all", ""), ("head", "head.")])
 def test_adaptation_is_gradient_descent_from_the_weights_for_each_row(adapt: str, trained: str) -> None:
     method, learner, network = adapting(adaptation_scope=adapt, l2_weight=0.3)
@@ -349,6 +351,7 @@ def test_rows_of_tasks_not_learnt_and_gradients_are_of_the_weights_as_they_are()
     assert not network.reader.training
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_adapted_rows_do_not_depend_on_those_beside_them(adapt: str) -> None:
     _, learner, network = adapting(adaptation_scope=adapt)

@@ -310,6 +310,7 @@ def test_the_first_task_is_fine_tuning_and_so_is_all_without_strength() -> None:
     assert differing(learnt("ewc"), learnt("finetune"))
 
 
+@pytest.mark.exhaustive
 def test_weights_that_the_first_task_depends_on_move_less() -> None:
     start = learnt("ewc", tasks=1)
     information, before = start.method.state.tensors, weights(start)
@@ -408,6 +409,7 @@ def test_the_first_task_is_fine_tuning_and_so_is_all_without_weight() -> None:
     assert differing(learnt("lwf"), learnt("finetune"))
 
 
+@pytest.mark.exhaustive
 def test_old_answers_on_new_texts_change_less() -> None:
     def changed(weight: float) -> float:
         method = Lwf(LwfConfig(distillation_weight=weight))
@@ -443,6 +445,7 @@ def test_the_warm_up_gives_the_vectors_of_old_classes_no_gradient() -> None:
 # -- both -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name,said", [("ewc", {}), ("ewc", {"online": True}), ("lwf", {"warmup_head": True})])
 def test_a_run_that_was_broken_off_goes_on_to_the_same_numbers(name: str, said: dict[str, Any], tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ def test_forgetting_is_backward_transfer_turned_round_and_less_than_from_the_bes
     assert found["forgetting_rate"] >= found["forgetting"] - 1e-9
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(st.lists(SCORES, min_size=2, max_size=6))
 def test_where_no_score_changes_nothing_is_forgotten(scores: list[float]) -> None:
@@ -209,6 +210,7 @@ def test_where_no_score_changes_nothing_is_forgotten(scores: list[float]) -> Non
     assert found["average_performance"] == found["learning_accuracy"]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=25, deadline=None)
 @given(triangles(least=2), st.randoms(use_true_random=False))
 def test_the_order_of_the_rows_is_nothing(a: list[list[float]], chance: object) -> None:

@@ -88,6 +88,7 @@ def test_below_adapters_nothing_is_kept(tmp_path: Path) -> None:
     assert all(torch.equal(collect_tensors(network)[key], value) for key, value in last.items())
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_writes_the_same(tmp_path: Path) -> None:
     """Wherever it was broken off: before the state after a task was written, of which the delta is there."""
     learnt("finetune", tmp_path / "whole")
@@ -176,6 +177,7 @@ def test_a_network_is_written_and_read(name: str, tmp_path: Path) -> None:
         load_network(tmp_path / "nowhere")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["idbr", "l2p", "ctr"])
 def test_a_part_of_a_network_is_no_classifier(name: str, tmp_path: Path) -> None:

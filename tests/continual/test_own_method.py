@@ -43,6 +43,7 @@ def written(folder: Path, source: str = SOURCE) -> str:
     return f"{folder / 'mine.py'}:Mine"
 
 
+@pytest.mark.exhaustive
 def test_a_method_of_one_s_own_learns_as_any_does(tmp_path: Path) -> None:
     kind, learnt = method_named(written(tmp_path)), []
     for method in (kind(), Finetune(), kind(kind.Config.parse({"weight": "0.5"}))):

@@ -159,6 +159,7 @@ def test_probing_leaves_the_encoder() -> None:
     assert all(one.requires_grad for one in ran.network.parameters())
 
 
+@pytest.mark.exhaustive
 def test_separate_models_know_nothing_of_each_other() -> None:
     """Each is that of a stream of its task alone, but for the order of its rows; what it scores stays."""
     ran = run_stream(exact("separate"), METHODS["separate"]())
@@ -291,6 +292,7 @@ def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbro
     )
 
 
+@pytest.mark.exhaustive
 def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     """And leaves what is not its own."""
     stopped(tmp_path, lambda told: told.task_index == 3, checkpoint_every=1)
@@ -299,6 +301,7 @@ def test_a_new_run_takes_nothing_from_the_old_one(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "task-0001"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "change, told",

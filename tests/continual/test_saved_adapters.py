@@ -76,6 +76,7 @@ def test_blocks_of_a_run_compute_what_they_did_in_it(name: str, said: str, tmp_p
     assert not torch.allclose(expected, loaded(dropout=0.0).model(**ROWS).last_hidden_state, atol=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
     """Kept, read into the base by itself, and used with peft."""
     adapters = load_adapters(loaded(dropout=0.0).model, written("sapt", tmp_path, 2, "r=2"))
@@ -90,6 +91,7 @@ def test_blocks_of_a_run_go_on_as_any_do(tmp_path: Path) -> None:
         torch.testing.assert_close(theirs(**ROWS).last_hidden_state, ours, rtol=0, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
@@ -114,6 +116,7 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
         torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> None:
     found = replace(small_text_tasks.loaded("t5"), tokenizer=loaded().tokenizer)
     method = Sapt(SaptConfig(r=2))
@@ -154,6 +157,7 @@ def test_all_blocks_of_a_run_go_to_peft_and_come_back_with_their_router(name: st
         assert torch.equal(back.routing_weights(**ROWS), adapters.routing_weights(**ROWS))
 
 
+@pytest.mark.exhaustive
 def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> None:
     folder, other = written("sapt", tmp_path, 1, "r=2"), loaded().model
     with torch.no_grad():

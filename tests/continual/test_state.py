@@ -96,6 +96,7 @@ def test_a_state_of_other_settings(tmp_path: Path) -> None:
         state.restore_state(tmp_path, Tied(), {**ABOUT, "seed": 2})
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is seen between two tasks is the same, and what was trained can still be asked for its gradient."""
     monkeypatch.setattr(running, "measure_flops", lambda *_: (0.0, 0.0))
@@ -127,6 +128,7 @@ def test_a_run_that_goes_on_has_the_block_open_that_was(tmp_path: Path, monkeypa
         assert torch.equal(mine, states)
 
 
+@pytest.mark.exhaustive
 def test_the_seconds_of_a_resumed_run_are_those_of_all_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ def test_an_exported_program_serves_other_tokens_and_masks(family: Any, build: C
             assert_same(program, fixed, batch)
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_program_tells_packed_rows_from_whole_ones(build: Callable) -> None:
     fixed = Forward(replaced(build("Llama"))).eval()
@@ -91,6 +92,7 @@ def test_compiling_breaks_no_graph_that_was_whole(names: list[str]) -> None:
     run_check("graphs", *names)
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_another_process_unpickles_it(build: Callable, tmp_path: Path) -> None:
     fixed, batch = replaced(build("Bert")), plain("Bert", "right")

@@ -47,7 +47,7 @@ def whole(family: Any, given: dict[str, Tensor], generated: Tensor) -> dict[str,
     return {"input_ids": fed, "attention_mask": mask, "position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -102,7 +102,7 @@ def test_only_rounding_is_the_same_key(dtype: torch.dtype) -> None:
     assert not is_close(other, biased).all(), "one large entry does not hide that the others differ"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("most", [1, 3, 64])
 @pytest.mark.parametrize("padding", ["none", "left"])
@@ -130,7 +130,7 @@ def test_steps_that_are_reduced_together(
     assert seen.samples == 3
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.usefixtures("exact_softmax")
 @pytest.mark.parametrize("padding", ["none", "left"])
 @pytest.mark.parametrize("new", [1, NEW])
@@ -165,7 +165,7 @@ def test_without_a_cache_every_step_is_a_batch(families: Any, build: Any, inputs
     assert seen.samples == 12
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("statistics", ["all", "first_mass"])
 def test_from_a_prompt_of_one_token(
     causal: Any, statistics: str, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
@@ -179,6 +179,7 @@ def test_from_a_prompt_of_one_token(
     assert_same(table(seen, leave_out=ONLY_WHOLE), table(expected, leave_out=ONLY_WHOLE))
 
 
+@pytest.mark.exhaustive
 def test_sampling(families: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any) -> None:
     family, model = families["Llama"], build("Llama", dtype=torch.float64)
     given, options = prompts(family, inputs, "left"), PLAIN | {"do_sample": True, "max_new_tokens": NEW}

@@ -24,6 +24,7 @@ def packed(seed: int = 0) -> tuple[Tensor, Tensor]:
     return ids, torch.cat([torch.arange(n) for n in LENGTHS])[None]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name", ["Llama", "Mistral", "Qwen3", "Gemma2", "Regard", "RegardSigmoid", "RegardBias", "RegardSink"]
 )
@@ -41,6 +42,7 @@ def test_packed_sequences_are_those_sequences(name: str, build: Any, table: Any,
     assert_same(found, table(apart, leave_out=NOT_PACKED), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.exhaustive
 def test_two_rows_of_packed_sequences(build: Any, table: Any, assert_same: Any) -> None:
     model = build("Llama", dtype=torch.float64)
     rows = [packed(seed)[0] for seed in range(2)]
@@ -54,6 +56,7 @@ def test_two_rows_of_packed_sequences(build: Any, table: Any, assert_same: Any) 
     assert_same(table(seen), table(apart))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "GptOss", "Bert", "Regard"])
 def test_positions_that_start_again_without_packing(
     name: str, build: Any, families: Any, table: Any, assert_same: Any

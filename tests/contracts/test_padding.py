@@ -17,6 +17,7 @@ pytestmark = pytest.mark.sample(2)
 OF_ONE_LENGTH = ("input_dependence",)
 
 
+@pytest.mark.sample(1)
 def test_a_padded_batch_is_its_samples_one_by_one(
     padded: tuple[Any, str], build: Any, inputs: Any, singles: Any, run: Any, table: Any, assert_same: Any
 ) -> None:
@@ -40,6 +41,7 @@ def scattered(seed: int, tokens: int = 18) -> tuple[Tensor, Tensor]:
     return torch.randint(3, 99, real.shape, generator=generator) * real, real
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("steps", [(18,), (9, 1, 1, 7)], ids=str)
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "RegardBias", "RegardSigmoid", "Bert", "Electra"])
 def test_padding_between_tokens_is_no_token(
@@ -76,6 +78,7 @@ def test_padding_between_the_tokens_of_an_encoder(build: Any) -> None:
         assert (first - mass.loc[first.index]).abs().max() < 1e-9
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_mask_of_pairs_may_be_one_for_all_rows(side: str, build: Any, table: Any, assert_same: Any) -> None:
     model = build("Llama", dtype=torch.float64)

@@ -53,6 +53,7 @@ def test_replaced_is_replacing_and_survives_disk(
     assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in fixed.parameters())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("attention", ["sigmoid", "softmax+window=5", "softmax+window=5+prefix=2"])
 def test_another_operation_is_kept_as_well(
     family: Any, attention: str, build: Callable, inputs: Callable, run: Callable, tmp_path: Path
@@ -198,6 +199,7 @@ def test_measuring_a_loaded_model(build: Callable, inputs: Callable, families: A
     assert (fixed_head == 0).all()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["GPT2", "T5"])
 def test_generating(name: str, build: Callable, inputs: Callable, families: Any, tmp_path: Path) -> None:
     model = build(name)

@@ -207,6 +207,7 @@ def attentions(family: Any, output: Any) -> Iterator[tuple[str, int, Tensor]]:
             yield site, layer, weights
 
 
+@pytest.mark.sample(1)
 def test_generation_with_a_cache_is_generation_without(causal: Any, build: Callable, inputs: Callable) -> None:
     model = build(causal, "", torch.float64)
     constants = constants_for(model, 40)

@@ -27,6 +27,7 @@ def state(model: nn.Module) -> list[Any]:
     return found
 
 
+@pytest.mark.sample(1)
 def test_restored_on_exit(family: Any, build: Any, inputs: Any, run: Any) -> None:
     model = build(family)
     before = state(model)

@@ -15,6 +15,7 @@ from regard.hooks import watching
 pytestmark = pytest.mark.sample(2)
 
 
+@pytest.mark.sample(1)
 def test_other_implementations_give_the_same(
     family: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
 ) -> None:
@@ -27,6 +28,7 @@ def test_other_implementations_give_the_same(
     assert_same(tables[1], tables[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["Llama", "Bert", "GptOss"])
 def test_a_model_loaded_for_flex_attention(
     name: str, families: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
@@ -98,6 +100,7 @@ def test_refusals() -> None:
     model(torch.zeros(1, 4, dtype=torch.long))
 
 
+@pytest.mark.sample(1)
 def test_layers_limit_what_is_observed(
     causal: Any, build: Any, inputs: Any, run: Any, table: Any, assert_same: Any
 ) -> None:
@@ -180,6 +183,7 @@ def test_two_stacks_of_one_role_are_told_apart(random_weights: Any, table: Any, 
     assert_same({k: v for k, v in found.items() if k[1] == "encoder"}, table(vision))
 
 
+@pytest.mark.exhaustive
 def test_two_encoders_are_told_apart(random_weights: Any, table: Any, assert_same: Any) -> None:
     size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     config = transformers.VisionTextDualEncoderConfig.from_vision_text_configs(

@@ -214,6 +214,7 @@ def test_padding_changes_nothing(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("causal", [family for family in CAUSAL if family in SWAPPED], ids=str)
 @pytest.mark.parametrize("name", ["sigmoid-log-length", "elu-kernel-normalised", "window"])
 def test_generation_with_a_cache_is_generation_without(
@@ -312,6 +313,7 @@ def test_watching_measures_what_is_computed(
         torch.testing.assert_close(torch.tensor(found), expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("causal", [family for family in CAUSAL if family in SWAPPED], ids=str)
 @pytest.mark.parametrize("padding", ["none", "left"])
 def test_watching_changes_nothing(padding: str, causal: Any, build: Callable, inputs: Callable, run: Callable) -> None:
@@ -324,6 +326,7 @@ def test_watching_changes_nothing(padding: str, causal: Any, build: Callable, in
         torch.testing.assert_close(watched, alone, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("outer", ["constants", "operation"])
 @pytest.mark.parametrize("name", ["Bert", "Llama"])
 def test_constants_beside_an_operation(

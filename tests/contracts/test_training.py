@@ -89,6 +89,7 @@ def test_statistics_are_those_without_dropout(
         assert all(abs(value - 1) < 1e-5 for value, _ in rows.values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral", "Bert", "Bart", "T5", "Gemma2", "GptOss", "ViT"])
 def test_the_forward_drops_what_it_would_alone(name: str, families: Any, build: Any, inputs: Any) -> None:
     model, given = build(name), inputs(families[name], families[name].paddings[-1])
@@ -107,6 +108,7 @@ def test_the_forward_drops_what_it_would_alone(name: str, families: Any, build: 
 
 
 # DeBERTa's shared position embeddings allow no reentrant checkpoints, watched or not.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, reentrant",
     [*itertools.product(["GPT2", "Llama", "Bert", "T5"], [False, True]), ("DebertaV2", False)],

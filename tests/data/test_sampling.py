@@ -57,6 +57,7 @@ def test_each_block_of_each_domain_comes_once_an_epoch() -> None:
             assert sorted(mine[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=15, deadline=None)
 @given(weights=st.lists(st.floats(0.05, 1.0), min_size=2, max_size=4), seed=st.integers(0, 99))
 def test_domains_come_by_weight(weights: list[float], seed: int) -> None:
@@ -76,6 +77,7 @@ def test_the_rows_of_training_do_not_depend_on_the_batch_size(batch: int, factor
     assert torch.equal(torch.cat(parts), whole)
 
 
+@pytest.mark.exhaustive
 def test_beginning_in_the_middle_counts_what_was_drawn_before() -> None:
     made = corpus(13, 8, weights=(0.25, 0.75))
     steps, batch = range(70), 1000

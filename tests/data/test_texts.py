@@ -157,6 +157,7 @@ def test_the_probe_texts_are_read(data_folder: Path) -> None:
     assert len(found.documents) == 60
 
 
+@pytest.mark.exhaustive
 @pytest.mark.minilm
 def test_the_documentation_holds_enough_for_the_demo() -> None:
     from regard.models import load

@@ -39,6 +39,7 @@ def test_rows_of_all_tasks_are_joined_and_lose_columns_that_pad() -> None:
     assert torch.equal(second.inputs["input_ids"], ids)
 
 
+@pytest.mark.exhaustive
 def test_a_linear_ceiling_is_chosen_on_training_rows_and_knows_tasks_that_differ() -> None:
     random = torch.Generator().manual_seed(0)
     centers = 4 * torch.randn(3, 8, generator=random)
@@ -57,6 +58,7 @@ def test_the_rate_rises_and_falls_to_nothing() -> None:
     assert shares[-1] == 0.0
 
 
+@pytest.mark.exhaustive
 def test_a_fine_tuned_ceiling_learns_tasks_and_leaves_the_model_as_it_was() -> None:
     model = loaded()
     before = {name: value.clone() for name, value in model.model.state_dict().items()}
@@ -81,6 +83,7 @@ def test_confusions_are_shares_of_rows_by_task() -> None:
     assert list_confusions([first, second], ["a", "b"]) == [{"task": "a", "other": "b", "share": 0.25}]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [LINEAR, TUNED])
 def test_a_case_is_as_that_of_a_router(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "EPOCHS_OF", {"long": 1})
@@ -117,6 +120,7 @@ def tables(tmp_path: Path) -> Tables:
     return Tables.gather(work)
 
 
+@pytest.mark.exhaustive
 def test_the_better_ceiling_is_that_of_the_larger_value(tables: Tables) -> None:
     better = better_ceiling(tables, "fifty")
     assert better is not None
@@ -127,6 +131,7 @@ def test_the_better_ceiling_is_that_of_the_larger_value(tables: Tables) -> None:
     assert shares[SEEDS[0]] == pytest.approx(0.82 / 0.7842)
 
 
+@pytest.mark.exhaustive
 def test_an_aim_is_out_of_reach_if_the_whole_interval_is_below_it(tables: Tables) -> None:
     assert judge_reach({1: 0.78, 2: 0.79, 3: 0.78}, 0.8) == OUT_OF_REACH
     assert judge_reach({1: 0.82, 2: 0.83, 3: 0.82}, 0.8) == WITHIN_REACH
@@ -136,6 +141,7 @@ def test_an_aim_is_out_of_reach_if_the_whole_interval_is_below_it(tables: Tables
     assert [*line[:4], *line[5:7]] == ["fifty", "0.8", TUNED, "routed right", "0.78 ± 0.01", OUT_OF_REACH]
 
 
+@pytest.mark.exhaustive
 def test_the_page_says_what_is_out_of_reach_and_mixed_up(tables: Tables) -> None:
     assert describe_mixed_up(tables) == "In `fifty` it takes books for films (0.25)."
     text = " ".join(make_page(tables).to_markdown().split())

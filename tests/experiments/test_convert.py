@@ -42,6 +42,7 @@ def test_means_are_over_bases_and_attentions() -> None:
     assert len(tables().values("error_after")) == len(BASES) * len(ATTENTIONS)
 
 
+@pytest.mark.exhaustive
 def test_losses_stand_above_the_model_that_was_trained_as_long() -> None:
     lines = stage_table(tables()).rows
     first = lines[0]

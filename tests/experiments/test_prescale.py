@@ -209,6 +209,7 @@ def test_tables_that_are_not_there_are_told(tmp_path: Path) -> None:
 # -- claims -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_findings_follow_the_numbers(tables: Tables) -> None:
     assert find_verdict(tables, "Fine-tuning scores below probing").word == AS_PUBLISHED
     assert find_verdict(tables, "Probing then fine-tuning scores below").word == AS_PUBLISHED
@@ -237,6 +238,7 @@ def test_an_order_against_the_paper_is_said(tmp_path: Path) -> None:
     assert find_verdict(turned, "Fine-tuning scores below probing").word == AGAINST
 
 
+@pytest.mark.exhaustive
 def test_one_seed_tells_nothing(tmp_path: Path) -> None:
     one = Tables.gather(work_of(tmp_path / "work", {row: scores[:1] for row, scores in SCORES.items()}))
     assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, DRAWN, NOT_RUN}
@@ -337,6 +339,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
         prescale_figures.check_sklearn()
 
 
+@pytest.mark.exhaustive
 def test_near_states_lie_near_in_two_dimensions() -> None:
     pytest.importorskip("sklearn")
     drawn = np.random.default_rng(0)

@@ -100,6 +100,7 @@ def test_written_answers_are_scored_without_labels(tmp_path: Path) -> None:
     assert tables.tasks["AP"].tolist() == pytest.approx([75.0, 75.0])
 
 
+@pytest.mark.exhaustive
 def test_rules_are_judged_by_their_intervals(tables: Tables) -> None:
     verdicts = {(line[0].split(":")[0], line[1]): line[-1] for line in rule_table(tables).rows}
     assert verdicts["AP at least that of replay with 50 texts", "long"] == HOLDS
@@ -123,6 +124,7 @@ def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path
     assert "Of 14 rules, counted stream by stream: 1 *cannot be told*, 10 *not run* and 3 *holds*." in text
 
 
+@pytest.mark.exhaustive
 def test_the_command_makes_tables_and_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     work_of(tmp_path / "work")
@@ -155,6 +157,7 @@ def test_more_runs_join_the_stored_ones(tmp_path: Path, monkeypatch: pytest.Monk
     assert "which stayed as they were: 3 (`sapt` in `long`)." in text
 
 
+@pytest.mark.exhaustive
 def test_a_repeated_router_that_confuses_nothing_loses_its_confusions(tables: Tables) -> None:
     key = {"stream": "fifty", "router": DEFAULT}
     line = pd.DataFrame([key | {"seed": seed, "task": "a", "other": "b", "share": 0.5} for seed in SEEDS])
@@ -166,6 +169,7 @@ def test_a_repeated_router_that_confuses_nothing_loses_its_confusions(tables: Ta
     assert stored.join(more).confusions["seed"].tolist() == sorted(SEEDS[1:])
 
 
+@pytest.mark.exhaustive
 def test_runs_of_other_settings_do_not_join(tables: Tables) -> None:
     others = Tables(tables.runs, tables.tasks, tables.routers, tables.confusions, {**tables.record, "budget": {}})
     with pytest.raises(UserError, match=r"^add: expected runs with the budget of the stored ones"):
@@ -201,6 +205,7 @@ def test_the_committed_page_is_what_its_tables_make() -> None:
 # -- runs and routers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_run_is_recorded_with_the_weights_of_its_test_rows(tmp_path: Path) -> None:
     budget = TrainingBudget(num_epochs=1, learning_rate=1e-3, batch_size=8, length=BUDGET.length)
     made = make_run("long", SAPT, 1, stream(8), loaded(dropout=0.0), "", budget)

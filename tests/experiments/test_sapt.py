@@ -167,6 +167,7 @@ def test_drift_is_the_divergence_of_mean_weights(tables: Tables) -> None:
     assert set(shut) == {75.0}
 
 
+@pytest.mark.exhaustive
 def test_what_is_saved_is_what_is_read(both: Tables, tmp_path: Path) -> None:
     both.save(tmp_path / "results")
     again = Tables.load(tmp_path / "results")
@@ -178,6 +179,7 @@ def test_what_is_saved_is_what_is_read(both: Tables, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "results").iterdir()} == {RECORD, *(f"sapt-{name}.csv" for name in names)}
 
 
+@pytest.mark.exhaustive
 def test_without_analyses_there_are_none(tables: Tables, tmp_path: Path) -> None:
     tables.save(tmp_path / "results")
     assert not (tmp_path / "results" / ANALYSES).exists()
@@ -255,6 +257,7 @@ def test_numbers_against_the_claims_are_said(tmp_path: Path) -> None:
     assert find_verdict(turned, "Without reflection").word == IN_PART  # forgets more, and is better at the end
 
 
+@pytest.mark.exhaustive
 def test_few_runs_decide_nothing(tmp_path: Path) -> None:
     one = gathered(tmp_path, {row: finals[:1] for row, finals in SCORES.items()})
     assert {verdict.word for verdict in judge_claims(CLAIMS, one)} == {UNDECIDED, DRAWN, NOT_RUN}
@@ -365,6 +368,7 @@ def test_what_is_drawn_is_the_tables(tables: Tables) -> None:
 # -- what is said beside the tables -----------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_methods_that_are_no_better_than_plain_ones_are_named(tmp_path: Path) -> None:
     scores = {
         "sapt": [60.0, 61.0, 62.0],

@@ -90,6 +90,7 @@ def test_an_analysis_has_these_cases(name: str, cases: list[str]) -> None:
     assert [case for case, _ in ANALYSES[name](GIVEN)] == cases
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name, case",
@@ -128,6 +129,7 @@ def test_a_model_may_be_cut() -> None:
         cut_layers(small_tasks.loaded(), 3)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ["sapt", "base model"])
 def test_unseen_tasks_are_scored_and_never_trained(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[int] = []
@@ -254,6 +256,7 @@ def test_only_the_first_order_is_run_with_variants() -> None:
     assert {*first} - {*other} == {row for row in sapt.ROWS if ", " in row}
 
 
+@pytest.mark.exhaustive
 def test_two_tasks_are_told_with_their_weights() -> None:
     found = made("pair", "similar (cat-dog, red-blue-green), sapt")
     assert {f"task {task} {when}" for task in (1, 2) for when in ("learnt", "end")} <= set(found)

@@ -88,6 +88,7 @@ def test_a_cache_that_grows_by_layers_drops_keys_too(make: Callable[[], Any]) ->
     torch.testing.assert_close(step, fixed(IDS[:, :7], use_cache=False).logits[:, -1:])
 
 
+@pytest.mark.sample(1)
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["GPT2", "Llama", "Mistral"])
 @pytest.mark.parametrize("static", [False, True], ids=["dynamic", "static"])

@@ -94,6 +94,7 @@ def test_joined_values_under_the_key_of_one_layer_are_refused() -> None:
     assert len(watch(make_model("llama"), [FirstColumn()], 16).frame()) == 3 * 4
 
 
+@pytest.mark.exhaustive
 def test_states_of_joined_and_of_single_layers_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model("llama")
     both = watch(model, NAMES, 16, 16).frame()

@@ -331,6 +331,7 @@ def recorded(tower: Any, name: str) -> Iterator[dict[nn.Module, list[Tensor]]]:
         tower.set_attn_implementation(before)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TOWERS)
 @torch.no_grad()
 def test_images_in_a_loop_are_samples(name: str) -> None:

@@ -226,6 +226,7 @@ def test_scores_are_those_of_probes_behind_the_swapped_model(bert: Any, reviews:
     assert found.frame(constants="softmax+window=2", seed=1)["score"].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.exhaustive
 def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -247,6 +248,7 @@ def test_the_run_is_written_read_and_told(found: ReplaceResult, tmp_path: Path) 
     assert "order" not in lines
 
 
+@pytest.mark.exhaustive
 def test_beside_constants(bert: Any, reviews: Path, tmp_path: Path, found: ReplaceResult) -> None:
     options: dict[str, Any] = SMALL | {
         "constants": "identity",

@@ -119,6 +119,7 @@ def test_blocks_on_one_model_end_in_any_order_and_leave_nothing_behind() -> None
     assert model.layers[0]._gradient_checkpointing_func is own
 
 
+@pytest.mark.exhaustive
 def test_copies_of_replaced_models_have_forwards_of_their_own() -> None:
     original = make_model()
     model = regard.replaced(original, constants_for(original), heads=[(0, 0), (1, 1)]).train()
@@ -256,6 +257,7 @@ def check_one_graph(what: str) -> None:
         torch.testing.assert_close(gradients(model), expected)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["half constant", "window with first tokens"])
 def test_one_graph_holds_what_is_computed_again(what: str) -> None:

@@ -85,6 +85,7 @@ def test_a_forward_amid_another_of_another_thread_changes_neither(name: str, len
     torch.testing.assert_close(whole, alone[1])
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 @pytest.mark.parametrize("name", REPLACED)
 def test_tokens_are_generated_in_two_threads_at_once(name: str) -> None:
@@ -203,6 +204,7 @@ def test_constants_are_averages_of_the_forwards_of_one_thread() -> None:
         torch.testing.assert_close(found.matrices[key], matrix)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["llama", "bloom"])
 def test_threads_go_on_while_blocks_begin_and_end(name: str) -> None:
     """BLOOM's products are intercepted, by a mode of each thread, which must be off behind a forward."""

@@ -81,6 +81,7 @@ def mean_mass(weights: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     return (total / count)[:, count > 0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("is_padded", [False, True])
 @pytest.mark.parametrize("rows, tokens, targets", [(2, 9, 5), (5, 5, 5), (6, 3, 6)])
 @torch.no_grad()

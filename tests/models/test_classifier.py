@@ -363,6 +363,7 @@ def states_of(kind: str, model: Any, ids: list[int], pooling: str) -> Tensor:
     return {"first": states[0], "last": states[-1], "mean": states.mean(0)}[pooling]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", READING)
 def test_labels_are_read_as_texts_are(kind: str) -> None:
     """As the mean of all tokens, or in causal models as the last of them; by the model that was given."""
@@ -508,6 +509,7 @@ def test_other_words_of_the_vocabulary_are_no_labels_and_are_saved(tmp_path: Pat
         Classifier.from_loaded(small_tasks.loaded(), ["blue", "green"], label_words=3)
 
 
+@pytest.mark.exhaustive
 def test_a_trainer_takes_the_same_steps_however_batches_are_split(tmp_path: Path) -> None:
     history = []
     for size, steps in ((8, 1), (2, 4)):

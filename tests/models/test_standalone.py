@@ -158,6 +158,7 @@ def test_what_it_does_not_compute_is_refused(attention: Any, options: dict[str, 
         _alone(_decoder(attention))(_ids(), position_ids=torch.zeros(2, 9))
 
 
+@pytest.mark.exhaustive
 def test_readers_without_regard_get_the_same(tmp_path: Path) -> None:
     """Each card's own lines, in a process in which Regard cannot be imported."""
     names = dict.fromkeys(["softmax", *list(SPECS)[::6]])  # all are compared in this process above

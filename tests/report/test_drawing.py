@@ -48,6 +48,7 @@ def watch() -> Watch:
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_watch_draws_what_a_result_draws(watch: Watch) -> None:
     result = regard.MeasureResult(watch.frame(), {})
     for one in (watch, result):
@@ -76,6 +77,7 @@ def test_an_overview_has_a_row_for_each_statistic(watch: Watch) -> None:
     assert overview.loc["over_smoothing", "over"] == f"{len(of_layers) - 1} layers"
 
 
+@pytest.mark.exhaustive
 def test_every_result_shows_itself_in_one_line_a_table_and_a_picture(watch: Watch) -> None:
     results: list[Display] = [watch, regard.MeasureResult(watch.frame(), {}), learnt(), pretrained(), replaced()]
     starts = [

@@ -162,6 +162,7 @@ def test_what_is_drawn_is_vega_lite() -> None:
             assert vl_convert.vegalite_to_vega(figure["spec"])["marks"]
 
 
+@pytest.mark.sample(1)
 @needs_node
 @pytest.mark.parametrize("value, domain", [(0.707, [0.6363, 0.7777]), (0, [0, 1]), (-2, [-2.2, -1.8])])
 def test_an_axis_around_one_number_alone_shows_where_it_is(value: float, domain: list[float]) -> None:
@@ -182,6 +183,7 @@ def test_an_axis_of_several_numbers_is_left_to_them() -> None:
     assert [layer["encoding"]["y"]["scale"] for layer in spec["layer"]] == [{"zero": False}] * 2
 
 
+@pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(dark: bool, tmp_path: Path) -> None:

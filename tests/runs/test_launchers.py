@@ -121,6 +121,7 @@ def test_so_many_are_at_work_at_once_and_share_the_cores(tmp_path: Path) -> None
     assert (tmp_path / "threads").read_text() == str(max(1, cores() // 2))
 
 
+@pytest.mark.exhaustive
 def test_each_job_has_a_device_of_its_own(tmp_path: Path) -> None:
     """No two are at one device at a time, and none is idle; which of them has more jobs hangs on how fast they are."""
     code = (

@@ -125,7 +125,7 @@ def test_there_are_rows(new: Callable[[], Statistic], seen: Callable[..., list[O
     assert rows, "add its reductions to conftest.py"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @everywhere
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())

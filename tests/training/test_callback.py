@@ -64,6 +64,7 @@ def entries(log: list[dict[str, float]], name: str) -> dict[float, float]:
     return {entry["step"]: entry[name] for entry in log if name in entry}
 
 
+@pytest.mark.exhaustive
 def test_it_measures_at_the_first_step_and_at_every_second_one_and_at_the_last(tmp_path: Path) -> None:
     callback = SinkCallback(rows(4), every=2, folder=tmp_path / "sinks")
     trainer = trainer_in(tmp_path, callback)
@@ -113,6 +114,7 @@ def test_what_listens_to_the_trainer_hears_it_once_attached(tmp_path: Path) -> N
     assert entries(trainer.state.log_history, "sink_rate") == entries(listener.heard, "sink_rate")
 
 
+@pytest.mark.exhaustive
 def test_a_resumed_training_goes_on_with_what_was_found(tmp_path: Path) -> None:
     whole = SinkCallback(rows(4), every=2)
     trainer_in(tmp_path / "whole", whole).train()

@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     return place, found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

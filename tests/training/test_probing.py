@@ -71,6 +71,7 @@ def test_what_is_kept_on_disk_scores_as_what_is_in_memory(
     assert torch.equal(predict(cached, kept, labels=given), predict(recomputed, fresh, labels=given))
 
 
+@pytest.mark.exhaustive
 def test_every_kind_learns_what_the_states_tell(states: States, inputs: Inputs) -> None:
     metrics = {"sequence": ("accuracy", 0.95), "token": ("token_f1", 0.95), "mlm": ("negative_log_perplexity", -0.2)}
     for kind, (metric, least) in metrics.items():

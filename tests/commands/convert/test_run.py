@@ -90,6 +90,7 @@ def test_what_a_conversion_measures(causal: str, small: dict[str, Any]) -> None:
     assert (found.stages["change_low"] <= found.stages["change"]).all()
 
 
+@pytest.mark.exhaustive
 def test_the_history_names_the_loss_of_each_stage(causal: str, small: dict[str, Any]) -> None:
     """The first stage minimises a relative error, the second a loss in nats: no column holds both."""
     history = convert(causal, **small).history.set_index("stage")
@@ -131,6 +132,7 @@ def test_the_loss_is_that_of_the_model_on_its_rows(causal: str) -> None:
     torch.testing.assert_close(torch.tensor(row_losses(model, rows)), expected, atol=1e-5, rtol=0, check_dtype=False)
 
 
+@pytest.mark.exhaustive
 def test_the_first_stage_trains_attention_alone_and_the_second_all(causal: str, small: dict[str, Any]) -> None:
     model, tokenizer = (lambda loaded: (loaded.model, loaded.tokenizer))(load(causal, language_model=True))
     before = weights(model)
@@ -310,6 +312,7 @@ def constants_of(model: Any) -> dict[str, torch.Tensor]:
     return {name: value for name, value in weights(model).items() if "matrices" in name}
 
 
+@pytest.mark.exhaustive
 def test_averages_that_learn(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     """They begin at the averages, learn in both stages, and stay as they are once they are saved."""
     options = {**small, "attention": "average-init", "average_samples": 4}
@@ -529,6 +532,7 @@ def test_a_model_with_averages_is_not_converted_again(causal: str, small: dict[s
             convert(str(tmp_path / "run" / "model"), **{**small, "attention": attention})
 
 
+@pytest.mark.exhaustive
 def test_a_model_in_memory_is_known_by_its_weights(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     """Another one does not go on with its run; and it stays as it is, also while it trains."""
     model, other = (LlamaForCausalLM.from_pretrained(causal).train() for _ in range(2))

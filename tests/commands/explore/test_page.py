@@ -93,6 +93,7 @@ class Page:
         return list(self.browser.run(f"{pressed}.map((cell) => cell.getAttribute('aria-label'))"))
 
 
+@pytest.mark.exhaustive
 @needs_chromium
 def test_clicks_replace_heads_and_undo_restores_them(browser: Chromium, address: str) -> None:
     page = Page(browser, address)
@@ -156,6 +157,7 @@ def test_hostile_text_stays_text_and_nobody_else_is_asked(browser: Chromium, add
     assert others <= {"about:blank", "https://example.invalid/"}
 
 
+@pytest.mark.exhaustive
 @needs_chromium
 def test_what_was_typed_is_read_with_the_next_click(browser: Chromium, address: str) -> None:
     page = Page(browser, address)
@@ -167,6 +169,7 @@ def test_what_was_typed_is_read_with_the_next_click(browser: Chromium, address: 
     assert browser.run("document.querySelector('#text').value") != "The other text"
 
 
+@pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
 def test_nothing_is_wider_than_a_phone(dark: bool, browser: Chromium, address: str) -> None:

@@ -60,6 +60,7 @@ def column(answer: dict[str, Any], number: int) -> dict[str, Any]:
     return {name: values[number] for name, values in answer["prediction"]["rows"]}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("operation", ["sigmoid", "zeros"])
 @pytest.mark.parametrize("kind", ["next", "mask", "class"])
 def test_probabilities_are_the_models_without_and_with_replaced_heads(

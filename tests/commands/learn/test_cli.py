@@ -98,6 +98,7 @@ def leaking(words: Path, tmp_path: Path) -> tuple[Any, ...]:
     return ("learn", *named, "--model", words / "model", "--method", "finetune", *SMALL, "--no-save-models", *sizes)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("protocol", ["clean", "paper"])
 def test_what_the_protocols_differ_in_is_told_once_and_recorded(
@@ -253,6 +254,7 @@ def stopped(
         signal.signal(number, handler)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "number,run,position",
@@ -297,6 +299,7 @@ def test_interrupted_before_anything_was_learnt_nothing_is_kept(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "options,said",
     [
@@ -326,6 +329,7 @@ def test_a_run_goes_on_only_with_what_began_it(
     assert sorted(tmp_path.rglob("*")) == kept
 
 
+@pytest.mark.exhaustive
 def test_rows_that_were_changed_meanwhile_are_not_mixed_with_what_was_learnt(
     stopped: Callable[..., str], regard: Regard, line: tuple[Any, ...], words: Path, tmp_path: Path
 ) -> None:

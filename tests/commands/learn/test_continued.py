@@ -105,6 +105,7 @@ def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> 
         run_over(stream(4), tmp_path / "more", after=tmp_path / "part" / "run")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes, told",
     [
@@ -169,6 +170,7 @@ def test_another_model_given_by_name_is_refused(tmp_path: Path, monkeypatch: pyt
     assert found.metadata["config"]["model"] == "model-moved"
 
 
+@pytest.mark.exhaustive
 def test_a_run_goes_on_at_its_learning_rate_and_with_its_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ def test_an_interrupted_run_that_goes_on_is_resumed(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(scores(found), scores(whole), check_exact=True)
 
 
+@pytest.mark.exhaustive
 def test_new_tasks_in_a_file_stand_behind_those_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_tables("a", "b")

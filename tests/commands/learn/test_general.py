@@ -66,6 +66,7 @@ def test_special_tokens_written_in_texts_or_answers_are_told(tmp_path: Path) -> 
             learn(changed, "finetune", model, seeds=[1], **options)
 
 
+@pytest.mark.exhaustive
 def test_the_page_has_a_row_for_each_statistic() -> None:
     tables = learned.tables(learned.matrix(("finetune", "prescale"), (39, 123), learned.TASKS[:2], ("til",)))
     run = {"stream": "s", "method": "prescale", "seed": 1, "order": "0-1"}

@@ -64,6 +64,7 @@ def test_texts_have_no_head_of_classes() -> None:
     assert chosen("sapt", small_text_tasks.stream(1), small_text_tasks.loaded()) == "method"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "names, head",
     [
@@ -94,6 +95,7 @@ def minilm() -> Loaded:
     return load("minilm")
 
 
+@pytest.mark.exhaustive
 def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
     fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0, "num_epochs": 1}
     found = learn(stream(4), "sequential-lora", loaded(), **fields)
@@ -105,6 +107,7 @@ def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
     assert "with the words of the labels" not in asked.page()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("labels, count", [(("red", "blue"), 0), (("class_0", "class_1"), 1)])
 def test_codes_of_later_tasks_under_the_head_that_the_first_ones_chose_are_warned_of(

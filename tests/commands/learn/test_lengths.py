@@ -70,6 +70,7 @@ def learn(regard: Callable[..., Any], words: Path, methods: str, *options: Any) 
     return ended
 
 
+@pytest.mark.exhaustive
 def test_the_length_is_fitted_unless_it_is_said(regard: Callable[..., Any], words: Path, tmp_path: Path) -> None:
     """Of texts of at most nine tokens; told once, and recorded for every run. Of what is said only a cut is told."""
     ended = learn(regard, words, "finetune,probe", "--out", "run")

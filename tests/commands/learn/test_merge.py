@@ -111,6 +111,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.exhaustive
 def test_a_run_of_merges_is_looked_at_and_taken_apart(tmp_path: Path) -> None:
     """Its diagnostics are of the merge, as its scores are; its adapters are those of the tasks."""
     options = {"num_epochs": 1, "learning_rate": 5e-3, "batch_size": 4, "length": 10, "diagnostic_samples": 6}

@@ -101,12 +101,14 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
     assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnostic_samples": 0})
     assert found.gate.empty
     assert found.metadata["runs"][0]["warnings"] == []
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult, tmp_path: Path) -> None:
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
     learn_until(3, "fine-tuning", "sapt", **given)
@@ -134,6 +136,7 @@ def test_no_interference_of_what_does_not_answer() -> None:
     assert learn(stream(), "slao", loaded(), **SAPT).interference.empty
 
 
+@pytest.mark.exhaustive
 def test_a_task_is_kept_when_it_is_told_of(tmp_path: Path) -> None:
     given: dict[str, Any] = {**SAPT, "diagnostic_samples": 0, "work_dir": tmp_path}
     learn_until(2, TASK_END, "sapt", **given)

@@ -123,6 +123,7 @@ def alike(methods: dict[str, float]) -> Parsed:
     return Parsed(learn_page(learned.tables(scores), learned.record()))
 
 
+@pytest.mark.exhaustive
 def test_methods_that_end_alike_are_called_so() -> None:
     """A difference that is not printed is none; the tiles crown nobody."""
     page = alike({"sapt": 0.0, "replay-lora": 0.0005})
@@ -134,6 +135,7 @@ def test_methods_that_end_alike_are_called_so() -> None:
     assert "AP96.00the same: sapt and replay-loraFGT0.00the same:" in page.text
 
 
+@pytest.mark.exhaustive
 def test_some_that_end_alike_stand_before_the_others() -> None:
     page = alike({"finetune": 8.0, "sapt": 0.0, "ewc": 1.0, "replay-lora": 0.0, "lwf": 8.0})
     assert "sapt and replay-lora end with the same AP, 96.00, before ewc with 94.50." in page.text
@@ -143,6 +145,7 @@ def test_some_that_end_alike_stand_before_the_others() -> None:
     assert "FGT, least0.00the same: sapt and replay-lora" in page.text
 
 
+@pytest.mark.exhaustive
 def test_one_that_is_ahead_as_printed_is_still_crowned() -> None:
     page = alike({"sapt": 0.0, "replay-lora": 0.01})
     assert "sapt has the highest AP, 96.00, before replay-lora with 95.98;" in page.text
@@ -156,6 +159,7 @@ def test_long_lists_of_methods_are_cut() -> None:
     assert join_names(list("abcdefg")) == "a, b, c, d and 3 more"
 
 
+@pytest.mark.exhaustive
 def test_a_single_method_is_told_alone() -> None:
     page = Parsed(learn_page(learned.tables(learned.matrix(("ewc",))), learned.record()))
     assert "highest" not in page.text
@@ -205,6 +209,7 @@ def test_blocks_are_called_by_their_tasks_where_each_has_its_own(parsed: Parsed)
     assert "blocks[j]" in parsed.scripts[-1][1]
 
 
+@pytest.mark.exhaustive
 def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
     """Three blocks for four tasks: the third task was given that of the first."""
     shared = learned.gate(TABLES["matrix"], given=(1, 2, 1, 3))
@@ -220,6 +225,7 @@ def test_blocks_that_tasks_share_are_called_by_their_numbers() -> None:
     assert "other methods" not in page.text
 
 
+@pytest.mark.exhaustive
 def test_a_block_for_each_task_need_not_be_its_own() -> None:
     """As many blocks as tasks, but of two runs one has them in another order; the other method has no such thing."""
     one, other = (learned.gate(TABLES["matrix"], given=given) for given in ((), (1, 3, 2, 4)))
@@ -263,6 +269,7 @@ def test_without_pseudo_samples_there_is_no_such_section(tmp_path: Path) -> None
         assert "pseudo-dots" not in page.data["panels"]
 
 
+@pytest.mark.exhaustive
 def test_what_runs_warn_of_is_on_the_page_and_the_terminal() -> None:
     """All of it, or the first few."""
     one = {"method": "sapt", "seed": 39, "warnings": ["gate: the adapter of A got 0.01 of its rows' weight"]}
@@ -317,6 +324,7 @@ def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
     ]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "metrics, told",
@@ -375,6 +383,7 @@ def test_curves_are_means_over_runs(parsed: Parsed) -> None:
     assert first["high"] - first["value"] == pytest.approx(half(0, 0.1, 0.2), rel=5e-3)
 
 
+@pytest.mark.exhaustive
 def test_unfinished_runs_are_warned_of() -> None:
     scores = TABLES["matrix"].query("not (method == 'prescale' and seed == 123 and after_task > 2)")
     assert find_unfinished_runs(scores) == [("prescale", 123, 2)]
@@ -382,6 +391,7 @@ def test_unfinished_runs_are_warned_of() -> None:
     assert "1 run without a score after the last task (tasks trained): prescale with seed 123 (2)." in page.text
 
 
+@pytest.mark.exhaustive
 def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     scores = TABLES["matrix"].query("not (method == 'prescale' and seed == 123)")
     record = learned.record()
@@ -458,6 +468,7 @@ def test_corrected_tests_are_told_where_there_are_some() -> None:
     assert find_baseline(more, learned.METHODS) == "finetune"
 
 
+@pytest.mark.exhaustive
 def test_one_run_has_no_intervals() -> None:
     scores = learned.matrix(seeds=(7,))
     table = TABLES["differences"].assign(n=1, ci_low=np.nan, ci_high=np.nan, t_test_holm=np.nan, overlaps=None)
@@ -561,6 +572,7 @@ def test_interference_is_symmetric(parsed: Parsed) -> None:
 # -- the record
 
 
+@pytest.mark.exhaustive
 def test_stream_settings_and_command_are_told(parsed: Parsed) -> None:
     wanted = ("train0ababab", "name minilm\n", "22,713,216", "finetune, seed 39, order 2-0-1-3\n")
     for text in wanted:
@@ -606,6 +618,7 @@ def test_protocols_that_are_alike_or_not_known_are_no_table() -> None:
         assert "Protocols" not in Parsed(learn_page(FEW, record)).text
 
 
+@pytest.mark.exhaustive
 def test_what_clean_refuses_has_no_numbers() -> None:
     refused = {**APART, "identical": False, "clean": None, "dropped": None}
     text = Parsed(learn_page(FEW, with_protocols(one=refused))).text
@@ -651,6 +664,7 @@ def test_scores_and_their_means_are_enough() -> None:
     assert "regard learn yahoo-split --method finetune,prescale,joint --seeds 39,123,508" in page.text
 
 
+@pytest.mark.exhaustive
 def test_one_task_forgets_nothing() -> None:
     scores = learned.matrix(tasks=("only",), settings=("til",))
     page = Parsed(learn_page(learned.tables(scores), {}))

@@ -87,6 +87,7 @@ def test_as_many_weights_are_trained_as_in_one_adapter(text: bool) -> None:
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_comparison_tells_what_its_references_train(tmp_path: Path) -> None:
     """All weights that joint changes are of adapters and head; its model is one that Transformers loads."""
     told: list[Progress] = []
@@ -105,6 +106,7 @@ def test_a_comparison_tells_what_its_references_train(tmp_path: Path) -> None:
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "after").config.num_labels == 7
 
 
+@pytest.mark.exhaustive
 def test_a_reference_that_trained_the_model_is_not_gone_on_with_beside_adapters(tmp_path: Path) -> None:
     learn(stream(), ["finetune", "joint"], loaded(), work_dir=tmp_path, head="method", **SMALL)
     with pytest.raises(UserError, match=r"cannot resume: reference_lora\..* was null when the run started"):

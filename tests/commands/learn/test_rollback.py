@@ -102,6 +102,7 @@ def test_a_method_is_found_without_its_settings_where_only_one_has_them() -> Non
         _find_run(runs, "sap", None)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT calls what Transformers renames
 def test_a_base_with_an_adapter_is_loaded_with_it(tmp_path: Path) -> None:
     base, model = tmp_path / "base", loaded()

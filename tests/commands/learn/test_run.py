@@ -265,6 +265,7 @@ def test_a_killed_comparison_is_the_unbroken_one(name: str, killed: Any, unbroke
         assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
 
 
+@pytest.mark.exhaustive
 def test_a_finished_comparison_is_not_run_again(tmp_path: Path) -> None:
     fields = {**FIELDS, "diagnostic_samples": 0}
     first = learn(stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, **fields)
@@ -359,6 +360,7 @@ def test_a_new_comparison_deletes_the_old_one_and_nothing_else(tmp_path: Path) -
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_state_is_passed_over(tmp_path: Path) -> None:
     whole = learn(stream(), "finetune", loaded(), **SMALL)
     stopped_run(tmp_path)

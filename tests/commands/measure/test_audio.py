@@ -85,6 +85,7 @@ def test_an_extractor_that_calls_sounds_by_another_name() -> None:
     assert set(result.frame("entropy")["site"]) == {"encoder", "decoder", "cross"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["SpeechToText", "SpeechToSpeech", "TextToSpeech"])
 def test_of_speecht5_speech_to_text_is_measured(kind: str, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tests.tiny_audio import RATE, make_tones, make_wav2vec2
 from tests.tiny_vision import SIZES, WORDS, make_captioner, make_clip, make_photos, make_tokenizer
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("decoder", ["roberta", "gpt2"])
 def test_an_image_processor_and_a_tokenizer_serve_a_captioner(

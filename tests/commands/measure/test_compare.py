@@ -69,6 +69,7 @@ def test_three_runs_have_no_difference(made: SimpleNamespace) -> None:
     assert list(comparison({"a": run, "b": run, "c": run}).columns)[-3:] == ["a", "b", "c"]
 
 
+@pytest.mark.exhaustive
 def test_notes_say_which_rows_have_no_counterpart_and_why(made: SimpleNamespace) -> None:
     def notes(**tables: pd.DataFrame) -> list[str]:
         found: list[str] = comparison({name: (table, {}) for name, table in tables.items()}).attrs["notes"]

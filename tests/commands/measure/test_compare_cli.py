@@ -117,6 +117,7 @@ def test_what_cannot_be_compared(runs: Path, regard: Regard, tmp_path: Path) -> 
     assert "natural against longer" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT calls what Transformers renames
 def test_a_base_and_its_adapter(tiny: Callable[[str], Path], text_file: Path, regard: Regard, tmp_path: Path) -> None:
     base = tiny("llama")

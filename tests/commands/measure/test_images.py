@@ -168,6 +168,7 @@ def test_images_that_the_model_does_not_take(folder: Path) -> None:
         regard.measure(str(folder / "raw"), images=photos, batch_size=2)
 
 
+@pytest.mark.exhaustive
 def test_one_part_of_a_model_is_measured(folder: Path, regard: Regard, tmp_path: Path) -> None:
     words = ("--images", folder / "photos", "--statistics", "entropy,modality_mass", "--layer-ids", "1")
     ended = regard("measure", folder / "llava", *words, "--part", "language_model", "--out", tmp_path / "part")
@@ -277,6 +278,7 @@ def test_an_image_whose_exif_data_cannot_be_read_is_taken_as_it_lies(tmp_path: P
     assert (image.size, image.getpixel((0, 0))) == ((6, 3), (9, 99, 199))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["InstructBlip", "Blip2"])
 def test_a_model_behind_a_q_former_loads_by_its_folder(kind: str, tmp_path: Path) -> None:
     """InstructBLIP's weights are those of the class with a head; BLIP-2 over T5 has a decoder to feed as well."""

@@ -198,6 +198,7 @@ def test_missing_rows_become_null(made: SimpleNamespace) -> None:
     assert rounded(measure.blocks["layer", "head"].values, 5) == [[1, None], [None, 4]]
 
 
+@pytest.mark.exhaustive
 def test_positions_are_thinned_on_long_sequences(made: SimpleNamespace) -> None:
     wide = made.rows("column_mass", np.random.default_rng(0).random((12, 16, 4096)), ("layer", "head", "position"))
     (measure,) = measures(wide)

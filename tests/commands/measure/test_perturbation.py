@@ -66,6 +66,7 @@ def assert_layer(found: MeasureResult, site: str, layer: int, change: Tensor, fi
     assert own == ([] if replaced is None else [pytest.approx(float(change[:, replaced].mean()), rel=1e-9)])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place, replaced", [("middle", 10), ("first", 1)])
 @pytest.mark.parametrize("kind", ["llama", "bert", "bart"])
 def test_the_numbers_are_those_of_hidden_states(

@@ -203,6 +203,7 @@ def test_the_numbers_do_not_depend_on_the_batch_size(kind: str, tiny: Tiny, docu
         assert other.metadata["cost"]["batch_size"] == rows
 
 
+@pytest.mark.exhaustive
 def test_a_seed_gives_the_same_numbers_and_another_others(tiny: Tiny, documents: list[str]) -> None:
     for text in ("natural", "random", "repeated"):
         first, same, other = (

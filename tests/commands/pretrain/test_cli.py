@@ -97,6 +97,7 @@ def test_a_mistake_gets_one_line(
     assert not list(tmp_path.glob("runs/*/results.json"))
 
 
+@pytest.mark.exhaustive
 def test_a_broken_off_run_is_not_written_over_unasked(
     regard: Regard, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -243,6 +243,7 @@ def test_a_work_folder_that_holds_something_else_is_refused_and_stays(
     assert listing(tmp_path) == before
 
 
+@pytest.mark.exhaustive
 def test_what_others_put_into_a_work_folder_stays(small: PretrainConfig, cache: Path, tmp_path: Path) -> None:
     stopped_run(small, cache, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
@@ -267,6 +268,7 @@ def test_a_refused_call_deletes_nothing(
     }
 
 
+@pytest.mark.exhaustive
 def test_a_damaged_checkpoint_is_passed_over(
     finished: PretrainResult, small: PretrainConfig, cache: Path, tmp_path: Path
 ) -> None:
@@ -278,6 +280,7 @@ def test_a_damaged_checkpoint_is_passed_over(
     _equal(resumed, finished)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("damage", ["delete", "empty", "flip"])
 def test_a_damaged_journal_of_sinks_is_noticed(small: PretrainConfig, cache: Path, tmp_path: Path, damage: str) -> None:

@@ -130,6 +130,7 @@ def test_a_run(replaced: Regard, tmp_path: Path) -> None:
     assert "<script" in (out / "report.html").read_text()
 
 
+@pytest.mark.exhaustive
 def test_a_folder_is_named_after_model_and_task(regard: Regard, tiny: Tiny, task: Path, tmp_path: Path) -> None:
     ended = regard("replace", tiny("bert"), "--task", task, *SMALL[:-4], "--dynamic-fractions", "0", "--num-seeds", 1)
     assert ended.code == 0
@@ -171,6 +172,7 @@ def test_constants_from_a_file(replaced: Regard, constants: Callable[..., Path],
     assert record["data"]["constants_from"] == str(given)
 
 
+@pytest.mark.exhaustive
 def test_the_folder_of_the_tasks_may_come_from_the_environment(
     replaced: Regard, rows: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +432,7 @@ def broken_off(replaced: Regard, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     return run
 
 
+@pytest.mark.exhaustive
 def test_an_interrupted_run_goes_on_to_the_same_scores(
     broken_off: Callable[..., str], replaced: Regard, refused: Callable[..., str], tmp_path: Path
 ) -> None:

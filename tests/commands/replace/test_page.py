@@ -65,6 +65,7 @@ def test_lines_are_the_intervals(parsed: Parsed) -> None:
         np.testing.assert_allclose([point[key] for point in found], expected[column], rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_page_says_what_no_seed_varies(parsed: Parsed) -> None:
     said = "They are of the probes alone: gates were trained once, with seed 0."
     assert said in parsed.text
@@ -177,6 +178,7 @@ def test_the_untouched_model_alone_can_be_told() -> None:
     assert "No head was replaced" in terminal(scores, NO_HEADS, NO_COST, {})
 
 
+@pytest.mark.exhaustive
 def test_several_models_get_panels_of_their_own() -> None:
     scores = replaced_run.scores(("average",), ("lambda",))
     scores = pd.concat([scores, scores.assign(model="other")])
@@ -247,6 +249,7 @@ def test_summary_fits_and_tells_scores(parsed: Parsed) -> None:
     assert re.search(r"of the original +100 % +90\.0 % +85\.0 % +80\.0 %", text)
 
 
+@pytest.mark.exhaustive
 def test_summary_keeps_the_smallest_fraction_of_many() -> None:
     scores = replaced_run.scores(("average",), ("lambda",))
     more = [scores[scores["dynamic_fraction"] == 0.5].assign(dynamic_fraction=2.0**-k) for k in range(4, 9)]
@@ -293,6 +296,7 @@ def test_what_cannot_be_drawn_is_named(kind: Any, message: str) -> None:
         ReplaceResult(scores, *TABLES[1:], {}).plot(kind)
 
 
+@pytest.mark.exhaustive
 def test_a_time_below_the_share_of_the_flops_is_told_with_its_spread() -> None:
     """FLOPs count neither the softmax nor the memory of scores, which constant heads do without."""
     fast = replaced_run.cost().assign(relative_time=[1.0, 0.9, 0.85, 0.41])
@@ -305,6 +309,7 @@ def test_a_time_below_the_share_of_the_flops_is_told_with_its_spread() -> None:
     assert "middle half of the rounds 1.19 to 1.28×" in told
 
 
+@pytest.mark.exhaustive
 def test_inputs_that_were_cut_are_said_at_the_top() -> None:
     for truncated, is_said in ((12, True), (0, False)):
         record = replaced_run.record() | {
@@ -314,6 +319,7 @@ def test_inputs_that_were_cut_are_said_at_the_top() -> None:
         assert ("3 seeds · 12 of 150 inputs cut to the length · run in 12.3 s" in page) == is_said
 
 
+@pytest.mark.exhaustive
 def test_rows_without_a_label_are_said_at_the_top() -> None:
     for unlabeled, is_said in ((1200, True), (0, False)):
         record = replaced_run.record() | {"data": {"task": "a.csv", "unlabeled": unlabeled}}
@@ -324,6 +330,7 @@ def test_rows_without_a_label_are_said_at_the_top() -> None:
 # -- what the intervals support
 
 
+@pytest.mark.exhaustive
 def test_a_drop_within_its_interval_is_not_stated() -> None:
     """The original and the replaced model of a seed are a pair: drops −2, 0 and 5 % of 0.5 have 1 ± 8.957 %."""
     keys = ("example/tiny", "cola")
@@ -361,6 +368,7 @@ def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
     assert "One forward pass with all heads constant takes 80 % of the FLOPs of the original model." in page.text
 
 
+@pytest.mark.exhaustive
 def test_intervals_over_parts_of_a_text_stand_where_there_is_one_seed() -> None:
     """A drop of 0.03 ± 0.01 nats is stated, one of 0.03 ± 0.04 is not, and a gain is no negative drop."""
     columns = [*replaced_run.COLUMNS, *WIDTHS]

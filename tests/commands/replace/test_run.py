@@ -289,6 +289,7 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
+@pytest.mark.exhaustive
 def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """Their rows are zeros: such a token attends to nothing."""
     rows = [{"text": f"w{n % 9} w2 w3", "label": "xy"[n % 2]} for n in range(40)]
@@ -302,6 +303,7 @@ def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path
         replaced(tiny, reviews, tmp_path / "two", **given)
 
 
+@pytest.mark.exhaustive
 def test_special_tokens_written_in_texts_are_told(tiny: Tiny, tmp_path: Path) -> None:
     rows = [{"text": f"w{n % 9} {'</s>' if n == 7 else 'w2'} w3", "label": "xy"[n % 2]} for n in range(40)]
     (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -344,6 +346,7 @@ def test_mistakes_are_told(settings: dict[str, Any], message: str, tiny: Tiny, r
         replaced(tiny, reviews, tmp_path / "work", **settings)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "settings,counts",
     [({"max_train_samples": 24}, (24, 8)), ({"max_eval_samples": 4}, (32, 4)), ({}, (32, 8))],

@@ -78,7 +78,7 @@ def test_over_all_tasks_the_correlation_is_partial() -> None:
     )
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "drops, told",
     [
@@ -97,6 +97,7 @@ def test_the_page_says_whether_better_models_lose_more(drops: tuple[float, ...],
     assert "Do better models lose more?" in page
 
 
+@pytest.mark.exhaustive
 def test_models_are_no_tasks_and_weak_ones_are_named() -> None:
     values = {("b1", "t"): (0.9, 0.6), ("b2", "t"): (0.92, 0.62), ("b3", "t"): (0.69, 0.6)}
     records = [
@@ -165,6 +166,7 @@ def test_each_pair_is_a_run_and_the_scores_stand_together(
     assert not out.with_name("out.work").exists()
 
 
+@pytest.mark.exhaustive
 def test_what_failed_is_named_and_what_is_done_is_kept(
     regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
 ) -> None:

@@ -131,6 +131,7 @@ def test_lines_that_are_refused(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.exhaustive
 def test_failed_trials_are_named_and_the_others_compared(
     regard_sweep: Callable[..., tuple[str, str]], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_sweep_shows_itself(tmp_path: Path) -> None:
         found.plot("sink_rate")
 
 
+@pytest.mark.exhaustive
 def test_the_same_sweep_again_runs_nothing(tmp_path: Path) -> None:
     first = swept(tmp_path, {"rate": [0.0, 1.0]}, num_seeds=2)
     (tmp_path / "report.html").unlink()
@@ -223,6 +224,7 @@ def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp
     assert again.metadata["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
 
 
+@pytest.mark.exhaustive
 def test_trials_that_say_a_default_are_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Earlier versions named fields that a later one leaves out at their default, or lacked them."""
     out, vary = tmp_path / "sweep", {"rate": [0.0, 1.0]}
@@ -266,6 +268,7 @@ def test_a_trial_that_varies_a_field_that_earlier_versions_lack_is_finished(
     assert not command.is_finished(tmp_path, {**fields, "metric": "sari"})
 
 
+@pytest.mark.exhaustive
 def test_trials_that_failed_are_told_of_until_others_are_asked_for(tmp_path: Path) -> None:
     assert len(swept(tmp_path, {"failures": [0, 9]}, retries=0).metadata["trials"]) == 2
     found = swept(tmp_path, {"rate": [1.0]})
@@ -438,6 +441,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_sweep_stops_its_trials_keeps_the_finished_and_goes_on(

@@ -102,6 +102,7 @@ def test_distances_are_to_the_nearest_class_by_the_mean_covariance_of_tasks(shri
 # -- the network ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_a_text_is_what_the_frozen_model_makes_of_it() -> None:
     learner, method = made()
     run_stream(learner, method)
@@ -140,6 +141,7 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
     assert torch.equal(network.weights(rows), torch.tensor([[0.0, 0.0, 1.0]]).expand(9, 3))  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 def test_tasks_of_other_words_are_told_apart() -> None:
     learner, method = made()
     run_stream(learner, method)
@@ -152,6 +154,7 @@ def test_tasks_of_other_words_are_told_apart() -> None:
     assert right >= 0.8 * sum(len(learner.items(task)) for task in range(3))
 
 
+@pytest.mark.exhaustive
 def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
     learner, method = made()
     blocks, vectors = list[Tensor](), list[Tensor]()
@@ -167,6 +170,7 @@ def test_old_tasks_stay_as_they_are_where_they_are_recognised() -> None:
     assert blocks[0].any()
 
 
+@pytest.mark.exhaustive
 def test_what_tells_tasks_apart_is_saved_with_the_network() -> None:
     learner, method = made()
     run_stream(learner, method)
@@ -182,6 +186,7 @@ def test_settings_that_cannot_be() -> None:
         EpiConfig(shrinkage=2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2"])
 def test_tasks_from_text_to_text_are_told_apart_as_well(kind: small_text_tasks.Kind) -> None:

@@ -260,6 +260,7 @@ def test_a_memory_without_directions_left_is_saved_and_restored(tmp_path: Path) 
     assert grow_subspace(InputSubspace(drawn(4, 0), True), HAND, 1.0).basis.shape == (4, 0)
 
 
+@pytest.mark.exhaustive
 def test_a_run_in_which_nothing_is_left_ends() -> None:
     method = made("inflora", threshold=1.0)
     learner = precise(method, tasks=2, task=0)

@@ -222,6 +222,7 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
     assert torch.equal(method.state.tensors[PROMPT], learner.network_as(Lfpt5Network).pool.prompts.prompt(0))
 
 
+@pytest.mark.exhaustive
 def test_what_the_prompt_writes_depends_on_the_seed_alone() -> None:
     found = []
     for _ in range(2):

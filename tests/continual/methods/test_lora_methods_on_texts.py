@@ -30,6 +30,7 @@ def learnt(name: str, kind: Any, micro_batch: int | None = None) -> tuple[dict[s
     return before, collect_tensors(run_stream(learner, method).network)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_texts_are_learnt_by_the_blocks_alone(name: str) -> None:

@@ -108,6 +108,7 @@ def test_a_step_leaves_the_gradient_of_the_rows_that_the_formula_says(pieces: in
         assert torch.equal(left, before[name])
 
 
+@pytest.mark.exhaustive
 def test_the_first_task_is_sequential_lora_and_later_ones_are_not() -> None:
     _, ours = learnt("migu")
     _, plain = learnt("sequential-lora")
@@ -121,6 +122,7 @@ def test_with_nothing_masked_it_is_sequential_lora() -> None:
     assert not moved(ours[2], plain[2])
 
 
+@pytest.mark.exhaustive
 def test_fewer_rows_of_the_block_change_from_the_first_task_to_the_second() -> None:
     found = []
     for threshold in (0.0, 0.9):

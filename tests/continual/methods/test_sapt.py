@@ -270,6 +270,7 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
     assert float(lengths[1] / lengths[0]) == pytest.approx(0.5, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(memory_size=3)
     found = measure_gate(learner, method, 3, rows=6)
@@ -293,6 +294,7 @@ def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     }
 
 
+@pytest.mark.exhaustive
 def test_an_adapter_that_is_as_it_was_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
     learner, method = after_two(memory_size=3)
     expected, known = measure_gate(learner, method, 3, rows=6), dict[Any, float]()
@@ -314,6 +316,7 @@ def test_an_adapter_that_is_as_it_was_is_not_scored_again(monkeypatch: pytest.Mo
     assert changed == measure_gate(learner, method, 3, rows=6, routed_scores=routed)
 
 
+@pytest.mark.exhaustive
 def test_a_head_that_trains_is_scored_again_with_the_same_adapter() -> None:
     learner, method = after_two(memory_size=3)
     known: dict[Any, float] = {}

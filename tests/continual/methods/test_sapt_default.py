@@ -111,6 +111,7 @@ def test_each_task_finds_its_own_adapter() -> None:
     assert [row["value"] for row in rows if row["statistic"] == "strength"] == [0.0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_texts_that_are_generated_find_their_adapters(kind: Any) -> None:
@@ -124,6 +125,7 @@ def test_texts_that_are_generated_find_their_adapters(kind: Any) -> None:
     assert sum(own) / len(own) > 0.6
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(tmp_path: Path) -> None:
     def learnt(folder: Path, stop: tuple[int, int] | None, *, resume: bool = False) -> dict[str, Tensor]:
         method = Sapt(SaptConfig(r=2))
@@ -143,6 +145,7 @@ def test_a_run_that_is_broken_off_within_a_task_goes_on_to_the_same(tmp_path: Pa
     assert all(torch.equal(value, parts[name]) for name, value in whole.items())
 
 
+@pytest.mark.exhaustive
 def test_what_is_known_of_the_data_is_counted_as_memory() -> None:
     """In float32: a mean a task and the scatter; of EPI means of classes and the covariance; of GainLoRA three maps."""
     learner, method, _ = begun()

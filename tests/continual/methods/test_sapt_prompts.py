@@ -151,6 +151,7 @@ def test_the_gate_of_prompts_is_looked_at() -> None:
     assert all(0 < value <= 1 for value in own)
 
 
+@pytest.mark.exhaustive
 def test_tasks_that_are_noticed_have_prompts_too() -> None:
     method = SaptTaskFree(SaptTaskFreeConfig(**SMALL | {"memory_size": 12, "false_alarm_rate": 0.2}))
     learner = make_learner(stream(6), method, loaded(), BUDGET, seed=1)
@@ -158,6 +159,7 @@ def test_tasks_that_are_noticed_have_prompts_too() -> None:
     assert len(measure_gate(ran.learner, method, 3, rows=4)) > 6
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_answers_are_written_behind_prompts(kind: Any) -> None:
     method = Sapt(SaptConfig(**SMALL))

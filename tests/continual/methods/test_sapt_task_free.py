@@ -95,6 +95,7 @@ def decided(method: SaptTaskFree, portions: int = 3) -> list[int]:
 # -- what is decided ------------------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_what_comes_again_is_recognised_and_gets_no_new_block() -> None:
     ran, method, *_ = learnt()
     network = ran.learner.network_as(TaskFreeNetwork)
@@ -147,6 +148,7 @@ def test_where_all_is_new_it_is_sapt() -> None:
     assert ours.rows["matrix"] == theirs.rows["matrix"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "config, blocks", [({"false_alarm_rate": 1.0}, [0, 1, 2]), ({"reuse_threshold": 0.01}, [0, 0, 0])]
 )
@@ -163,6 +165,7 @@ def test_one_may_always_take_a_new_block_or_reuse_one_that_is_a_little_alike(
     assert int(learner.network_as(TaskFreeNetwork).count) == max(blocks) + 1
 
 
+@pytest.mark.exhaustive
 def test_after_a_recurrence_a_new_portion_gets_the_next_block_which_begins_as_new_ones_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -288,6 +291,7 @@ def test_a_run_that_was_broken_off_decides_the_same(stopped: int, tmp_path: Path
     )
 
 
+@pytest.mark.exhaustive
 def test_texts_are_learnt_as_well() -> None:
     method = SaptTaskFree(
         SaptTaskFreeConfig(**learnt_router(r=2, router_warmup_steps=20, memory_size=8, false_alarm_rate=0.05))

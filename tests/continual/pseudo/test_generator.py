@@ -62,6 +62,7 @@ def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input()
     assert asked == {QUESTION}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
 def test_the_network_is_as_it_was(kind: Any) -> None:

@@ -32,6 +32,7 @@ def classes(**config: Any) -> tuple[Learner, Sapt]:
     return make_learner(small_tasks.stream(4), method, small_tasks.loaded(), small_tasks.BUDGET, seed=1), method
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_a_stream_is_learnt_with_what_generators_write(kind: Any) -> None:
@@ -106,6 +107,7 @@ def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
         method.before_task(learner, 0)
 
 
+@pytest.mark.exhaustive
 def test_pseudo_samples_of_files_stand_for_tasks_of_classification(tmp_path: Path) -> None:
     stream = small_tasks.stream(4)
     for named in stream.tasks:

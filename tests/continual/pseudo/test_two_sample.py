@@ -59,6 +59,7 @@ def test_sets_that_are_the_same_cannot_be_told_apart() -> None:
         assert found.p_value > 0.5
 
 
+@pytest.mark.exhaustive
 def test_sets_of_the_same_sort_are_told_apart_no_better_than_chance() -> None:
     found = [run_two_sample_test(drawn(1, WORDS), drawn(2, WORDS), seed) for seed in range(5)]
     assert all(one is not None and one.rows == 60 for one in found)
@@ -73,6 +74,7 @@ def test_sets_without_a_common_word_are_told_apart() -> None:
     assert found.p_value == pytest.approx(2.0**-60)
 
 
+@pytest.mark.exhaustive
 def test_spaces_tell_nothing_and_seeds_everything() -> None:
     one, other = drawn(1, WORDS), drawn(2, WORDS)
     assert run_two_sample_test(one, other, 3) == run_two_sample_test(
