@@ -194,7 +194,6 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}
 
 
-@pytest.mark.exhaustive
 def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     """The method is a setting that differs; with two methods in a run figures are told apart by it."""
     found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])

@@ -277,6 +277,7 @@ def test_another_length_of_answers_is_another_run(tmp_path: Path) -> None:
 # -- what each task has changed -----------------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])
 @pytest.mark.parametrize("name", ["finetune", "separate", "joint"])

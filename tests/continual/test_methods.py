@@ -240,6 +240,7 @@ def test_a_run_that_is_killed_within_a_stage_is_resumed_to_the_same(name: str, t
     check_same(found, learnt(name))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_another_seed_draws_another_head(name: str) -> None:

@@ -351,6 +351,7 @@ def test_rows_of_tasks_not_learnt_and_gradients_are_of_the_weights_as_they_are()
     assert not network.reader.training
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("adapt", ["all", "head"])
 def test_adapted_rows_do_not_depend_on_those_beside_them(adapt: str) -> None:

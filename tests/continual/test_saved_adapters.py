@@ -167,6 +167,7 @@ def test_blocks_are_of_the_model_that_they_were_learnt_in(tmp_path: Path) -> Non
     assert not any("blocks" in name for name, _ in other.named_modules())
 
 
+@pytest.mark.exhaustive
 def test_a_text_is_looked_at_with_the_adapters_that_the_router_gives_it(tmp_path: Path) -> None:
     folder, small = written("sapt", tmp_path, 2, "r=2"), loaded(dropout=0.0)
     small.model.save_pretrained(tmp_path / "base")

@@ -102,6 +102,7 @@ def test_training_is_the_same_with_it_and_without(tmp_path: Path, attached: bool
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.exhaustive
 def test_what_listens_to_the_trainer_hears_it_once_attached(tmp_path: Path) -> None:
     listener = Listener()
     trainer = trainer_in(tmp_path, listener)

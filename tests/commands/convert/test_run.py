@@ -335,6 +335,7 @@ def test_averages_that_learn(causal: str, small: dict[str, Any], tmp_path: Path)
     assert both.metadata["attention"]["constants"]["source"] == "trained from average"
 
 
+@pytest.mark.exhaustive
 def test_constants_alone_learn_to_match_the_layers(causal: str) -> None:
     """Of a teacher whose heads depend on their input, on the same rows, with nothing else to learn."""
     teacher = load(causal, language_model=True).model
@@ -448,6 +449,7 @@ def test_the_command_and_its_folder(
     assert "already replaced" in regard("convert", "run/model", "--text", text_file, "--out", "twice").complaint
 
 
+@pytest.mark.exhaustive
 def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
     found = package.convert(causal, **small)
     assert found.figures_by_seed()["loss, untouched"] == {0: found.stages.iloc[0]["loss"]}

@@ -169,6 +169,7 @@ def test_what_was_typed_is_read_with_the_next_click(browser: Chromium, address: 
     assert browser.run("document.querySelector('#text').value") != "The other text"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])

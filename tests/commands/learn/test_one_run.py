@@ -131,6 +131,7 @@ def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_p
     pd.testing.assert_frame_equal(found.interference, whole.interference, check_exact=True)
 
 
+@pytest.mark.exhaustive
 def test_no_interference_of_what_does_not_answer() -> None:
     """SLAO tunes an adapter and answers with another: all gradients would be 0."""
     assert learn(stream(), "slao", loaded(), **SAPT).interference.empty

@@ -87,6 +87,7 @@ def test_a_tokenizer_beside_a_vision_model_is_not_needed(folder: Path, tmp_path:
     pd.testing.assert_frame_equal(results[0].frame(), results[1].frame())
 
 
+@pytest.mark.exhaustive
 def test_a_prompt_for_a_model_of_images_alone_is_refused(folder: Path, tmp_path: Path) -> None:
     make_clip(tmp_path / "clip")
     transformers.CLIPVisionModel.from_pretrained(tmp_path / "clip").save_pretrained(tmp_path / "vision")

@@ -130,6 +130,7 @@ def test_a_refused_run_leaves_nothing_in_the_way_of_the_next(regard: Regard, pro
     assert regard("pretrain", *SMALL, "--data", prose, "--out", "run").code == 0
 
 
+@pytest.mark.exhaustive
 def test_a_vocabulary_that_is_too_small_for_a_tokenizer_is_refused(regard: Regard, prose: Path, tmp_path: Path) -> None:
     assert regard("pretrain", *SMALL, "--data", prose, "--out", "run").code == 0
     other = [*SMALL[:10], *SMALL[12:], "--data", prose, "--tokenizer", "run/model"]

@@ -378,6 +378,7 @@ def test_a_saved_model_with_constant_heads_is_measured_by_its_folder(
     assert values.drop(constant).min() > 1e-3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "llama"])
 def test_other_kinds_of_models(kind: str, tiny: Tiny, reviews: Path, tmp_path: Path) -> None:

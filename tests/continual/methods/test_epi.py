@@ -123,6 +123,7 @@ def test_a_task_is_learnt_among_its_own_classes_whatever_the_head() -> None:
     assert not torch.equal(learner.contrast_mask(tasks), learner.task_classes[tasks])
 
 
+@pytest.mark.exhaustive
 def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
     learner, method = made()
     run_stream(learner, method)

@@ -116,6 +116,7 @@ def test_the_first_task_is_sequential_lora_and_later_ones_are_not() -> None:
     assert moved(ours[2], plain[2])
 
 
+@pytest.mark.exhaustive
 def test_with_nothing_masked_it_is_sequential_lora() -> None:
     _, ours = learnt("migu", threshold=0.0)
     _, plain = learnt("sequential-lora")
