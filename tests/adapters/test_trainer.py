@@ -279,7 +279,6 @@ def test_a_resumed_run_equals_the_whole(family: str, kind: str, tmp_path: Path) 
         assert {name for name, value in found.items() if not torch.equal(value, expected[name])} == set()
 
 
-@pytest.mark.every_value  # of one family alone a head trains
 @pytest.mark.parametrize("family", LEARNERS)
 def test_a_checkpoint_holds_what_is_not_the_base(family: str, tmp_path: Path) -> None:
     adapters = learner(family)

@@ -49,7 +49,6 @@ def flops(ran: RunState) -> list[float]:
     return [row["flops"] for row in ran.rows["cost"]]
 
 
-@pytest.mark.exhaustive
 def test_a_gradient_of_the_memory_is_counted() -> None:
     """That of a batch as large as the step's own, once there is a memory: twice the work of fine-tuning."""
     plain, corrected = flops(learnt("finetune")), flops(learnt("agem"))

@@ -289,7 +289,6 @@ def test_every_option_stands_in_the_signature() -> None:
     assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
-@pytest.mark.exhaustive
 def test_tokens_that_no_averaged_text_reaches_are_told(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """Their rows are zeros: such a token attends to nothing."""
     rows = [{"text": f"w{n % 9} w2 w3", "label": "xy"[n % 2]} for n in range(40)]
