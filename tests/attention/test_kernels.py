@@ -268,6 +268,7 @@ PACKED = PACKED[None, None]
 
 
 @needs_kernels
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "options, blocks",
     [

@@ -93,7 +93,6 @@ def test_the_operations_told_are_those_done(name: str, done: list[int]) -> None:
     assert sum(flops(run_stream(learner, method))) == pytest.approx(sum(done), rel=0.1)
 
 
-@pytest.mark.exhaustive
 def test_texts_of_several_lengths_and_work_of_a_micro_batch_are_told_as_done(done: list[int]) -> None:
     """The padding of a first batch is not that of the others, and `osf` does as much for a short row as for a long."""
     made, random = stream(), Random(0)

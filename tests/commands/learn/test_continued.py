@@ -76,7 +76,6 @@ def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp
         check_changes(whole.accuracy_matrix)
 
 
-@pytest.mark.exhaustive
 def test_a_gate_is_measured_as_in_one_run(tmp_path: Path) -> None:
     """Scores of all tasks are of the end of a run; one that goes on has its end later."""
     options: dict[str, Any] = {"method": "sapt", "set": settings("sapt"), "seeds": [1], "diagnostic_samples": 2}

@@ -120,7 +120,6 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
-@pytest.mark.exhaustive
 def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:
     """InfLoRA trains one of the two matrices of an adapter."""
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}
