@@ -175,3 +175,31 @@ def test_a_watch_does_not_see_the_forward_that_finds_layouts() -> None:
         with adapters.use_weights(torch.ones(2)):
             model(torch.arange(8)[None])
     assert watch.samples == 1
+
+
+@pytest.mark.parametrize("query", ["embeddings", "states"])
+@pytest.mark.parametrize("error", [AssertionError, ImportError, ZeroDivisionError])
+def test_a_model_that_takes_other_inputs_gets_adapters_however_it_says_so(error: type[Exception], query: str) -> None:
+    """An error that is not one of a few kinds ended the construction."""
+    model: Any = time_first()
+    own: Callable[..., Any] = model.forward
+
+    def forward(input_ids: Tensor, bbox: Any = None, **_: Any) -> Any:
+        if bbox is None:
+            raise error("bbox")
+        return own(input_ids)
+
+    model.forward = forward
+    ids = torch.randint(3, 50, (1, 8))
+    adapters = adapted(model, ["query"], query)
+    with adapters.use_weights(torch.rand(2)):
+        adapters.model(ids, bbox=ids)
+
+
+def test_random_numbers_are_those_that_come_without_adapters() -> None:
+    """A model may draw some in evaluation, too."""
+    model = time_first()
+    model.table.register_forward_hook(lambda _, __, found: found + 0 * torch.rand(found.shape))
+    before = torch.get_rng_state()
+    adapted(model, ["query"], "states")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from regard.adapters.layouts import FAILURES, Layout, layout_of, three_rows, unobserved
+from regard.adapters.layouts import Layout, layout_of, three_rows, unobserved
 from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
-from regard.hooks.layers import eval_no_grad
+from regard.hooks.layers import eval_no_grad, evaluation_mode
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
 from regard.models.limits import find_towers
 
@@ -104,9 +104,9 @@ class StateReader:
         if rows is None or not self.blocks:
             return None
         try:
-            with unobserved():
+            with unobserved(), evaluation_mode(self.reader):
                 return layout_of(self._run_blocks(rows)[self.layers[-1]])
-        except FAILURES:
+        except Exception:  # as a model that takes other inputs raises it
             return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
