@@ -203,3 +203,25 @@ def test_random_numbers_are_those_that_come_without_adapters() -> None:
     before = torch.get_rng_state()
     adapted(model, ["query"], "states")
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_beams_of_a_model_that_takes_no_tokens_alone_have_the_weights_of_their_rows() -> None:
+    """Six beams of two rows that begin with two tokens were taken for rows behind tokens. Rows alone are expected."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "num_mel_bins": 4, "max_source_positions": 10, "vocab_size": 50}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    tokens: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    tokens |= {"suppress_tokens": None, "begin_suppress_tokens": None, "max_length": None}
+    model = transformers.WhisperForConditionalGeneration(transformers.WhisperConfig(**sizes, **tokens)).eval()
+    adapters = adapted(model.double())
+    assert {layer.layout for layer in adapters.pool.layers.values()} == {None}
+    sounds, begun = torch.randn(2, 4, 20, dtype=torch.float64), torch.tensor([[1, 5], [1, 6]])
+    options: dict[str, Any] = {"num_beams": 3, "max_new_tokens": 3, "do_sample": False}
+    weights = torch.eye(2, dtype=torch.float64)
+    with adapters.use_weights(weights):
+        found = adapters.model.generate(input_features=sounds, decoder_input_ids=begun, **options)
+    for row in range(2):
+        alone = {"input_features": sounds[row : row + 1], "decoder_input_ids": begun[row : row + 1]}
+        with adapters.use_weights(weights[row]):
+            assert torch.equal(found[row : row + 1], adapters.model.generate(**alone, **options))

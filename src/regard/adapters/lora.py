@@ -62,11 +62,13 @@ class Mixture:
 
     Attributes:
         in_call: The model is in a forward, or computes a part of one again.
+        rows: How many rows that forward reads, where it is known: of beams several have the weights of one row.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
         self.weights, self.top_k = weights, top_k
         self.in_call = False
+        self.rows: int | None = None
 
     @property
     def weights(self) -> Tensor | None:
@@ -287,10 +289,11 @@ class MixedLayer(nn.Module):
     def _check_rows(self, states: Tensor) -> None:
         """Raise UserError if rows have weights of their own and these are no states of them, as far as that is seen."""
         weights = self.mixture.weights
-        rows = 1 if weights is None or weights.dim() == 1 else len(weights)
+        own = 1 if weights is None or weights.dim() == 1 else len(weights)
+        rows = self.mixture.rows or own
         is_exact = states.dim() > 2 and len(states) == rows
         is_swapped = states.dim() > 2 and states.shape[1] == rows
-        if rows > 1 and not is_exact and (is_swapped or self.layout == "other"):
+        if own > 1 and not is_exact and (is_swapped or self.layout == "other"):
             raise UserError(
                 f"target_modules: expected layers that read {rows} rows one after the other, as each row has weights "
                 f"of its own; got one that reads {tuple(states.shape)} ({self.base_layer})"

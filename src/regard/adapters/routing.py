@@ -13,10 +13,13 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
+from regard.attention.tracing import is_traced
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
 
 _MARK = "_regard_weights"
+_READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
+"""Arguments that have a row for each text."""
 
 
 class _WeightRecord(NamedTuple):
@@ -207,6 +210,7 @@ class Routing:
         if len(self._calls) == 1:
             self.prepare()
             self.mixture.in_call = True
+            self.mixture.rows = None if is_traced() else _count_rows(module, inputs)
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")
@@ -231,7 +235,7 @@ class Routing:
         if self._stop_reading is not None:
             self._stop_reading()
             self._stop_reading = None
-        self.mixture.in_call = False
+        self.mixture.in_call, self.mixture.rows = False, None
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
             module._gradient_checkpointing_func = function
@@ -318,6 +322,13 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
     return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
 
 
+def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
+    """Return how many rows a call reads; None if nothing that it is passed says so."""
+    names = (*_READ, getattr(module, "main_input_name", ""))
+    given = (inputs.get(name) for name in names)
+    return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), None)
+
+
 def _special_tokens(model: PreTrainedModel) -> list[int]:
     """Return the ids of begin and end of text and of padding, as far as the model has them."""
     config = model.config.get_text_config()
@@ -330,6 +341,6 @@ def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..
     """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
 
     def compute(part: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return function(hold(mixture, weights=mixture.weights, in_call=True)(part), *args, **options)
+        return function(hold(mixture, weights=mixture.weights, in_call=True, rows=mixture.rows)(part), *args, **options)
 
     return compute
