@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-MAX_WAITING, MAX_WAITING_NUMBERS = 32, 1 << 20
-"""Most batches that wait to be added to moments, and most numbers of them, in float64."""
+MAX_WAITING, MAX_WAITING_NUMBERS = 32, 1 << 17
+"""Most batches that wait to be added to moments, and most numbers of them, in float64: 1 MiB, which caches hold."""
 
 
 class RunningMoments:
@@ -47,7 +47,7 @@ class RunningMoments:
         """
         device = "cpu" if values.device.type == "mps" else values.device  # which has no float64
         values = values.detach().to(device, torch.float64, copy=True)
-        self._waiting.append((values, None if present is None else present.to(device)))
+        self._waiting.append((values, None if present is None else present.to(device, copy=True)))
         if len(self._waiting) >= MAX_WAITING or sum(part.numel() for part, _ in self._waiting) >= MAX_WAITING_NUMBERS:
             self.settle()
 
