@@ -182,3 +182,18 @@ def test_continuous_batching_takes_weights_that_are_the_same_for_all_rows() -> N
         adapters.generate_batch(inputs=texts)
     with pytest.raises(UserError, match=refused):
         adapters.model(torch.tensor([texts[0] + texts[1]]), cu_seq_lens_q=torch.tensor([0, 8, 16]))
+
+
+def test_joined_rows_have_all_the_only_adapter() -> None:
+    """Its weight is 1 whichever text a token is of, as where a collator joins rows to train it."""
+    adapters, given = filled("llama"), prompts("llama")
+    for name in adapters.adapter_names[1:]:
+        adapters.delete_adapter(name)
+    name, ids = adapters.adapter_names[0], given["input_ids"][:2].reshape(1, -1)
+    joined = {"cu_seq_lens_q": torch.tensor([0, ids.shape[1] // 2, ids.shape[1]])}
+    found = adapters.model(ids, **joined).logits
+    with adapters.use_only(name):
+        expected = adapters.model(ids, **joined).logits
+    torch.testing.assert_close(found, expected)
+    with adapters.use_weights(None):
+        assert not torch.allclose(found, adapters.model(ids, **joined).logits)

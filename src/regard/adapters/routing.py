@@ -249,7 +249,7 @@ class Routing:
         if name is not None and is_filled(inputs[name]):
             self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
-            if inputs.get("cu_seq_lens_q") is not None:
+            if inputs.get("cu_seq_lens_q") is not None and self.num_adapters > 1:  # one has weight 1 in all rows
                 self.refuse_joined_rows()
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
