@@ -15,10 +15,11 @@ import regard
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
 from regard.hooks.constant_heads import ConstantHeadsByCall
+from regard.hooks.intercepted import find_intercepted
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.models import RegardConfig, RegardForCausalLM
 from tests.contracts.conftest import randomised
-from tests.contracts.families import BY_NAME
+from tests.contracts.families import BY_NAME, COMMON
 from tests.named_cache import behind, cache_of
 
 LENGTH = 24
@@ -325,3 +326,28 @@ def test_scores_of_half_precision_take_the_long_way(heads: Any, monkeypatch: pyt
             found.append(logits(model, STEPS, DynamicCache(config=model.config)))
     assert taken[:2] == [heads is None, True], "the second layer is all constant"
     torch.testing.assert_close(*found, rtol=5e-2, atol=5e-2)
+
+
+class Around(transformers.PreTrainedModel):
+    """A model whose file has attention of its own beside a model that it holds, so that its products are looked at."""
+
+    config_class = transformers.LlamaConfig
+    _supports_sdpa, _can_set_attn_implementation_cached_value = True, False
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.held = transformers.LlamaForCausalLM(config)
+        self.post_init()
+
+    def forward(self, input_ids: Tensor, **options: Any) -> Any:
+        return self.held(input_ids, **options)
+
+
+@torch.no_grad()
+def test_the_short_way_is_no_attention_of_a_model_around() -> None:
+    """Its products were taken for a call that the model computes itself, and refused. Whole sequences are expected."""
+    model: Any = randomised(Around(transformers.LlamaConfig(**COMMON))).double().eval()
+    assert find_intercepted(model)
+    with regard.replacing(model, constants_for(model), {(0, 0), (0, 2), (1, 1)}):
+        expected = logits(model, WHOLE, None)
+        torch.testing.assert_close(logits(model, STEPS, DynamicCache(config=model.config)), expected)

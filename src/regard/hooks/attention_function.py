@@ -128,7 +128,12 @@ def _decode(
         return None
     if OVERRIDE in vars(module) or module in OBSERVERS or "compressor" in module._modules or _lacks_sdpa(type(module)):
         return None
-    return constants.decode(module, query, key, value, query.shape[-1] ** -0.5 if scaling is None else float(scaling))
+    token = IN_INTERFACE.set(True)
+    try:
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        return constants.decode(module, query, key, value, scale)
+    finally:
+        IN_INTERFACE.reset(token)
 
 
 def _lacks_sdpa(module_class: type) -> bool:
