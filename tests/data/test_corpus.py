@@ -81,7 +81,7 @@ def test_files_of_every_kind(tmp_path: Path) -> None:
     (tmp_path / "e.jsonl.gz").write_bytes(gzip.compress(lines("seven").encode()))
     pd.DataFrame({"text": ["eight", None], "id": [1, 2]}).to_parquet(tmp_path / "f.parquet")
     (tmp_path / "notes.md").write_text("not text to train on")
-    expected = ["one\r\ntwo é", "three", "four", "", "five\u2028six", "seven", "eight", ""]
+    expected = ["one\ntwo é", "three", "four", "", "five\u2028six", "seven", "eight", ""]
     assert texts(tmp_path) == expected
     assert [text for path in find_text_files(str(tmp_path)) for text in texts(path)] == expected
 
