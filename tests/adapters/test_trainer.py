@@ -293,6 +293,14 @@ def test_a_checkpoint_holds_what_is_not_the_base(family: str, tmp_path: Path) ->
         assert torch.equal(found["router.means"][number], adapters.router.means[number])
 
 
+def test_a_checkpoint_holds_what_is_set_to_train() -> None:
+    adapters = learner("bert")
+    name = "model.bert.encoder.layer.0.output.LayerNorm.weight"
+    assert name not in adapters.state_dict()
+    adapters.get_parameter(name).requires_grad_(True)
+    assert torch.equal(adapters.state_dict()[name], adapters.get_parameter(name))
+
+
 def test_the_best_checkpoint_comes_back_at_the_end(tmp_path: Path) -> None:
     adapters = learner("llama")
     settings = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
