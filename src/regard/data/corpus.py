@@ -32,6 +32,7 @@ TRAIN, VALID = "train", "valid"
 OWN = "own"  # how `Domain.split` calls validation text of another place
 _PURPOSES = {TRAIN: "train", VALID: "validate"}
 FEW_DOCUMENTS = 200
+READING = 2  # how text is read of files: tokens of another way are not used again
 OnProgress = Callable[[str, int], None]  # called with the name of a domain and its number of packed tokens
 
 
@@ -182,7 +183,7 @@ class _SourcePacker:
             return packer.finish()
 
     def _find_folder(self, fingerprint: str) -> Path:
-        key = json.dumps([fingerprint, self.length, tokenizer_hash(self.tokenizer)])
+        key = json.dumps([READING, fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
 
