@@ -134,3 +134,14 @@ def loss_of(adapters: Any, family: str, seed: int = 1) -> Tensor:
         labels[:, :3] = -100
     found: Tensor = adapters(**{k: v for k, v in batch.items() if k != "decoder_input_ids"}, labels=labels).loss
     return found
+
+
+def fill_two(adapters: SharedAdapters) -> torch.Generator:
+    """Add two adapters that do something, and return the generator of their numbers."""
+    for name in ("one", "two"):
+        adapters.add_adapter(name)
+    random = torch.Generator().manual_seed(2)
+    for layer in adapters.pool.adapters:
+        for up in layer.B:
+            up.data.copy_(torch.randn(up.shape, generator=random))
+    return random

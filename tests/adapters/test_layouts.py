@@ -14,6 +14,7 @@ import regard
 from regard.adapters.layouts import find_layouts, layout_of
 from regard.adapters.queries import StateReader
 from regard.errors import UserError
+from tests.adapters.model_families import fill_two
 
 
 class Block(nn.Module):
@@ -63,12 +64,7 @@ def time_first(**options: Any) -> TimeFirst:
 
 def adapted(model: Any, targets: Any = "auto", query: Any = "embeddings") -> regard.SharedAdapters:
     adapters = regard.SharedAdapters(model, r=2, query=query, target_modules=targets)
-    for name in ("one", "two"):
-        adapters.add_adapter(name)
-    random = torch.Generator().manual_seed(2)
-    for layer in adapters.pool.adapters:
-        for up in layer.B:
-            up.data.copy_(torch.randn(up.shape, generator=random))
+    fill_two(adapters)
     adapters.freeze()
     return adapters.double()
 

@@ -15,28 +15,13 @@ from regard.adapters.saving import read_safetensors
 from regard.errors import UserError
 from tests.adapters.model_families import filled, made, rows
 from tests.adapters.test_big_models import IDS, llama, with_adapters
+from tests.off_loading import CPU, a_layer_on_disk, accelerate, in_memory, on_disk
 
-accelerate = pytest.importorskip("accelerate", reason="off-loading is accelerate's")
-CPU = torch.device("cpu")
 OffLoad = Callable[[Any, Path], Any]
-
-
-def in_memory(model: Any, _: Path) -> Any:
-    return accelerate.cpu_offload(model, execution_device=CPU)
 
 
 def with_buffers(model: Any, _: Path) -> Any:
     return accelerate.cpu_offload(model, execution_device=CPU, offload_buffers=True)
-
-
-def on_disk(model: Any, folder: Path) -> Any:
-    return accelerate.disk_offload(model, str(folder / "weights"), execution_device=CPU)
-
-
-def a_layer_on_disk(model: Any, folder: Path) -> Any:
-    names = ["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"]
-    devices = dict.fromkeys(names, "cpu") | {"model.layers.1": "disk"}
-    return accelerate.dispatch_model(model, devices, main_device="cpu", offload_dir=str(folder / "weights"))
 
 
 WAYS: tuple[OffLoad, ...] = (in_memory, with_buffers, on_disk, a_layer_on_disk)

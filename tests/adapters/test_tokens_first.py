@@ -12,6 +12,7 @@ from torch.testing import assert_close
 import regard
 from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
 from regard.models.classifier import Classifier
+from tests.adapters.model_families import fill_two
 from tests.continual import small_tasks
 
 TOKENS, WINDOW = 10, 4
@@ -50,12 +51,7 @@ def test_rows_together_have_each_its_own_weights(family: str, count: int) -> Non
     """The expected output is of a plain model with Σ w (α/r) B A added to its matrices, a row at a time."""
     plain = make_model(family)
     adapters = regard.SharedAdapters(copy.deepcopy(plain), r=2)
-    for name in ("one", "two"):
-        adapters.add_adapter(name)
-    random = torch.Generator().manual_seed(2)
-    for layer in adapters.pool.adapters:
-        for up in layer.B:
-            up.data.copy_(torch.randn(up.shape, generator=random))
+    random = fill_two(adapters)
     adapters.freeze()
     adapters.double()
     rows, weights = make_rows(family, count), torch.rand(count, 2, generator=random, dtype=torch.float64)

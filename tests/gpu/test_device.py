@@ -27,6 +27,7 @@ from regard.models import RegardConfig, RegardForCausalLM
 from regard.models.pretrained import load
 from regard.training import TrainingConfig, placement, train
 from regard.training.batches import BatchLoader
+from tests.gpu.tables import assert_same_tables
 from tests.named_cache import behind, cache_of
 
 pytestmark = pytest.mark.gpu
@@ -165,12 +166,7 @@ def test_statistics_are_those_of_float64(kind: str, padding: str, statistics: st
         with regard.watching(model, statistics) as watch:
             model(**move(inputs, place))
         frames.append(watch.frame())
-    keys = [column for column in frames[0].columns if column not in ("value", "standard_error")]
-    found, expected = (frame.sort_values(keys, ignore_index=True) for frame in frames)
-    assert found[keys].equals(expected[keys])
-    for name, rows in expected.groupby("statistic"):
-        values, others = (torch.tensor(frame.loc[rows.index, "value"].to_numpy(float)) for frame in (found, expected))
-        torch.testing.assert_close(values, others, rtol=2e-3, atol=2e-4, msg=lambda text, name=name: f"{name}: {text}")
+    assert_same_tables(*frames, rtol=2e-3, atol=2e-4)
 
 
 @torch.no_grad()

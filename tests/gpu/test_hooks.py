@@ -11,6 +11,7 @@ from transformers import DynamicCache, StaticCache
 import regard
 from tests.contracts.conftest import _class, _inputs, randomised
 from tests.contracts.families import PADDED, Family
+from tests.gpu.tables import assert_same_tables
 from tests.hooks import test_cached_keys as caches
 from tests.hooks import test_recomputed as recomputed
 
@@ -41,13 +42,8 @@ def test_statistics_of_each_family_are_those_of_float64(
         with regard.watching(model) as watch:
             model(**move(_inputs(family, padding), place, precision))
         frames.append(watch.frame())
-    keys = [column for column in frames[0].columns if column not in ("value", "standard_error")]
-    found, expected = (frame.sort_values(keys, ignore_index=True) for frame in frames)
-    assert found[keys].equals(expected[keys])
-    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float64 else {"rtol": 2e-2, "atol": 5e-3}
-    for name, rows in expected.groupby("statistic"):
-        values, others = (torch.tensor(frame.loc[rows.index, "value"].to_numpy(float)) for frame in (found, expected))
-        torch.testing.assert_close(values, others, **close, msg=lambda text, name=name: f"{name}: {text}")
+    rtol, atol = (1e-5, 1e-5) if dtype == torch.float64 else (2e-2, 5e-3)
+    assert_same_tables(*frames, rtol=rtol, atol=atol)
 
 
 @torch.no_grad()
@@ -136,8 +132,4 @@ def test_biases_of_minus_infinity_hide(device: torch.device) -> None:
         with regard.watching(model) as watch:
             model(caches.IDS.to(place), attention_mask=mask.to(place))
         frames.append(watch.frame())
-    keys = [column for column in frames[0].columns if column not in ("value", "standard_error")]
-    found, expected = (frame.sort_values(keys, ignore_index=True) for frame in frames)
-    assert found[keys].equals(expected[keys])
-    values, others = (torch.tensor(frame["value"].to_numpy(float)) for frame in (found, expected))
-    torch.testing.assert_close(values, others, rtol=1e-6, atol=1e-6)
+    assert_same_tables(*frames, rtol=1e-6, atol=1e-6)

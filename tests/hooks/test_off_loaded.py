@@ -13,9 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import regard
 from regard.errors import UserError
 from regard.hooks.layers import model_fingerprint
+from tests.off_loading import a_layer_on_disk, in_memory, on_disk
 
-accelerate = pytest.importorskip("accelerate", reason="off-loading is accelerate's")
-CPU = torch.device("cpu")
 IDS = torch.randint(20, (2, 12), generator=torch.Generator().manual_seed(0))
 HEADS = [("decoder", 0, 0), ("decoder", 1, 2)]
 
@@ -24,20 +23,6 @@ def llama() -> Any:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
     return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, hidden_size=32, intermediate_size=32)).eval()
-
-
-def in_memory(model: Any, _: Path) -> Any:
-    return accelerate.cpu_offload(model, execution_device=CPU)
-
-
-def on_disk(model: Any, folder: Path) -> Any:
-    return accelerate.disk_offload(model, str(folder / "weights"), execution_device=CPU)
-
-
-def a_layer_on_disk(model: Any, folder: Path) -> Any:
-    names = ["model.embed_tokens", "model.layers.0", "model.norm", "model.rotary_emb", "lm_head"]
-    devices = dict.fromkeys(names, "cpu") | {"model.layers.1": "disk"}
-    return accelerate.dispatch_model(model, devices, main_device="cpu", offload_dir=str(folder / "weights"))
 
 
 @pytest.mark.parametrize("way", [in_memory, on_disk, a_layer_on_disk])

@@ -13,6 +13,9 @@ from torch import Tensor
 from regard.attention.call import as_tensor
 from regard.attention.tracing import is_traced
 
+EXACT = (torch.float32, torch.float64)
+"""Types in which scores may be computed without those of PyTorch's attention: none is rounded."""
+
 
 def attend_beside_rows(
     query: Float[Tensor, "batch head 1 width"],

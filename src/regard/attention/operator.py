@@ -16,7 +16,7 @@ from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
 from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass, output_and_lse, supports_lse
 from regard.attention.lse_kernels import select_kernel
-from regard.attention.one_token import attend_beside_rows
+from regard.attention.one_token import EXACT, attend_beside_rows
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
@@ -213,7 +213,7 @@ def _is_one_query(call: AttentionCall) -> bool:
         and always(call.query.shape[2] == 1)
         and len(constant.heads) < call.query.shape[1]
         and constant.gate is None
-        and call.query.dtype in (torch.float32, torch.float64)  # no score is rounded
+        and call.query.dtype in EXACT
         and call.operation is None
         and call.softcap is None
         and call.sink is None

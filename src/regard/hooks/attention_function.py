@@ -130,7 +130,7 @@ def _decode(
         return None
     token = IN_INTERFACE.set(True)
     try:
-        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        scale = _read_scale(query, scaling)
         return constants.decode(module, query, key, value, scale)
     finally:
         IN_INTERFACE.reset(token)
@@ -258,12 +258,17 @@ def _read_call(
         query=query,
         key=key,
         value=value,
-        scale=query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        scale=_read_scale(query, scaling),
         softcap=options.get("softcap"),
         sink=options.get("s_aux"),
         **{"causal": causal, **masks},
     )
     return call if options.get("sinks") is None else _with_sinks_of_queries(call, options["sinks"])
+
+
+def _read_scale(query: Tensor, scaling: float | None) -> float:
+    """Return the factor of the products, which a host may leave out."""
+    return float(query.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
 def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:

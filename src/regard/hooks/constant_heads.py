@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
-from regard.attention.one_token import attend_beside_rows, average_by_rows
+from regard.attention.one_token import EXACT, attend_beside_rows, average_by_rows
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
 from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
@@ -20,8 +20,6 @@ from regard.hooks.recomputed import Passes
 
 NAME = "constant_heads"
 """Name of the submodule in its attention layer."""
-EXACT = (torch.float32, torch.float64)
-"""Types in which scores may be computed without those of PyTorch's attention."""
 
 
 class ConstantHeads(nn.Module):
