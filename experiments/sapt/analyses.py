@@ -23,6 +23,7 @@ from torch import nn
 
 from experiments.common.runs import Case, make_missing
 from experiments.sapt import decoder as sapt_decoder
+from experiments.sapt.made_streams import hold_out_tasks, split_classes
 from experiments.sapt.numbers import Number, collect_by_task, collect_numbers, collect_reflection_numbers, make_number
 from experiments.sapt.run import BUDGET, ROWS, SEEDS, STORED, Row, learnt, read_tasks, run_row
 from regard.continual.methods import METHODS
@@ -30,7 +31,6 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.run import make_learner
 from regard.continual.run_state import RunState
 from regard.continual.scoring import score_task
-from regard.data.derived_streams import hold_out_tasks, split_classes
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.data.streams import read_stream
