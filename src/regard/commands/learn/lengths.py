@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regard.commands.learn.tables import list_first
 from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH
+from regard.runs.selection import list_some
 
 MAX_NAMED_TASKS = 5
 """Tasks named in the line, at most."""
@@ -35,7 +35,7 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
         by_task.setdefault(str(row["task"]), []).append(row)
     shares = {task: _share(task_rows, "rows") for task, task_rows in by_task.items()}
     cut = sorted((task for task in shares if shares[task]), key=lambda task: -shares[task])
-    tasks = list_first([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
+    tasks = list_some([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
     lost = f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens"
     longest = max(row["longest"] for row in rows)
     return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more"

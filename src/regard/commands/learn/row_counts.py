@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from regard.commands.learn.tables import list_first
 from regard.data.missing_labels import MINUS_ONE, UNLABELED
 from regard.data.splits import AMBIGUOUS, NEAR_COPIES
 from regard.report import labels
+from regard.runs.selection import list_some
 
 _BY_TASK = {
     UNLABELED: "Rows without a label, which were left out",
@@ -27,7 +27,7 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
         for name, told in _OVERLAPS.items()
     ]
     return [
-        f"{told}: {list_first([f'{count} of {task}' for task, count in counts.items() if count], 3)}."
+        f"{told}: {list_some([f'{count} of {task}' for task, count in counts.items() if count], 3)}."
         for told, counts in by_task
         if any(counts.values())
     ]

@@ -23,12 +23,6 @@ def drop_unknown(tables: Tables) -> dict[str, pd.DataFrame]:
     return {**tables, **{name: table.astype({"value": "float64"}) for name, table in measured.items()}}
 
 
-def list_first(names: Sequence[str], max_names: int) -> str:
-    """List names, as in "a, b and 3 more"."""
-    rest = len(names) - max_names
-    return ", ".join(names[:max_names]) + (f" and {rest} more" if rest > 0 else "")
-
-
 def method_names(matrix: pd.DataFrame) -> list[str]:
     """Return the methods in order of appearance."""
     return [str(name) for name in matrix["method"].unique()]
@@ -96,8 +90,7 @@ def compute_correlation(x: Sequence[float], y: Sequence[float]) -> float:
 
 def average_statistic(rows: pd.DataFrame, statistic: str, *keys: str) -> dict[Any, float]:
     """Average a statistic over runs, by the values of the columns `keys`."""
-    means: dict[Any, float] = rows[rows["statistic"] == statistic].groupby([*keys])["value"].mean().to_dict()
-    return means
+    return rows[rows["statistic"] == statistic].groupby([*keys])["value"].mean().to_dict()
 
 
 def make_cells(means: Mapping[Any, float], rows: Iterable[int], columns: Iterable[int]) -> Cells:

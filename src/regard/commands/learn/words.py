@@ -24,6 +24,7 @@ from regard.report.labels import format_duration, format_signed, metadata_number
 from regard.report.page import KeyFigure
 from regard.report.panels import INKS
 from regard.report.terminal import WIDTH, plain, summary
+from regard.runs.selection import list_some
 
 _SCENARIO_PHRASES = {"til": "With the task known (TIL)", "cil": "Among the classes of all tasks so far (CIL)"}
 SCORE_NAMES = {
@@ -151,7 +152,7 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     if unfinished:
         names = [f"{method} with seed {seed} ({after})" for method, seed, after in unfinished]
         num_runs = pluralize(len(unfinished), "run")
-        runs = learn_tables.list_first(names, 3)
+        runs = list_some(names, 3)
         notes.append(f"{num_runs} without a score after the last task (tasks trained): {runs}.")
     if _max_runs(matrix) == 1:
         notes.append("One run of each method: there are no intervals, and differences may be chance.")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from regard.report.labels import site as site_name
+from regard.runs.selection import list_some
 
 MAX_NAMES = 8
 
@@ -36,7 +37,7 @@ def list_unpaired(runs: Mapping[str, Sequence[RowKey]]) -> list[str]:
     measured = {name: {key.measure for key in rows if key.site in shared} for name, rows in runs.items()}
     for name, pairs in measured.items():
         if lacks := sorted({statistic for statistic, _ in set.union(*measured.values()) - pairs}):
-            notes.append(f"{name} has no rows of {_join(lacks)}, which are not compared.")
+            notes.append(f"{name} has no rows of {list_some(lacks, MAX_NAMES)}, which are not compared.")
     return [*notes, *_describe_others(runs, set.intersection(*measured.values()))]
 
 
@@ -50,17 +51,11 @@ def _describe_others(runs: Mapping[str, Sequence[RowKey]], measured: set[tuple[s
         described = "; ".join(f"{name}: {_thresholds(statistic, rows)}" for name, rows in runs.items())
         notes.append(f"Rows of {statistic} at thresholds that not every run has are not compared ({described}).")
     if rest := sorted({key.statistic for key in others} - thresholds):
-        notes.append(
-            f"Rows of {_join(rest)} are not compared: they are of other positions in the runs, or other means."
-        )
+        named = list_some(rest, MAX_NAMES)
+        notes.append(f"Rows of {named} are not compared: they are of other positions in the runs, or other means.")
     return notes
 
 
 def _thresholds(statistic: str, rows: Iterable[RowKey]) -> str:
     values = {key.epsilon for key in rows if key.statistic == statistic and key.epsilon is not None}
     return ", ".join(f"{value:g}" for value in sorted(values))
-
-
-def _join(names: Sequence[str]) -> str:
-    more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -171,14 +171,14 @@ def print_progress(progress: SweepProgress) -> None:
 
 def _describe_failures(result: SweepResult) -> str:
     """Return which trials failed, each with the last line of its error; those with the same one together."""
-    from regard.commands.learn.tables import list_first
     from regard.report.labels import pluralize
+    from regard.runs.selection import list_some
 
     by_key = {trial["key"]: trial for trial in result.metadata["trials"]}
     by_error: dict[str, list[str]] = {}
     for key, error in result.failed.items():
         values = {**by_key[key]["values"], "seed": by_key[key]["seed"]}
         by_error.setdefault(error, []).append(" ".join(f"{name}={value}" for name, value in values.items()))
-    lines = [f"{list_first(trials, MAX_SHOWN)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
+    lines = [f"{list_some(trials, MAX_SHOWN)} ({error})" for error, trials in list(by_error.items())[:MAX_SHOWN]]
     lines += ["others as in sweep.json"] if len(by_error) > MAX_SHOWN else []
     return f"{pluralize(len(result.failed), 'trial')} failed: {'; '.join(lines)}; the same command tries again"
