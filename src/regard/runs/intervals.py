@@ -154,6 +154,23 @@ class SeedDifference(NamedTuple):
     half_width: float
     pairs: int
 
+    @property
+    def low(self) -> float:
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half_width
+
+    @property
+    def has_interval(self) -> bool:
+        return math.isfinite(self.half_width)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the interval contains 0."""
+        return self.low <= 0 <= self.high
+
 
 def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float]) -> SeedDifference:
     """Return how much more the values of some seeds are than those of others.

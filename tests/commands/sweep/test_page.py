@@ -87,7 +87,7 @@ def test_paired_differences_are_those_of_a_paired_t_test() -> None:
     gaps = np.subtract(LOSSES["elu"], LOSSES["softmax"])
     half = T_2 * gaps.std(ddof=1) / math.sqrt(3)
     assert found is not None
-    assert found.paired
+    assert found.pairs > 0
     np.testing.assert_allclose((found.low, found.high), (gaps.mean() - half, gaps.mean() + half), rtol=1e-4)
     assert found.value == pytest.approx(np.mean(LOSSES["elu"]) - np.mean(LOSSES["softmax"]))
     assert not found.overlaps
@@ -99,7 +99,7 @@ def test_other_seeds_give_welchs_interval() -> None:
     table = [pd.DataFrame({"seed": np.arange(len(v)) + s, "x": v}) for v, s in ((first, 0), (rows, 100))]
     found = difference(*table, "x")
     assert found is not None
-    assert not found.paired
+    assert found.pairs == 0
     variances = first.var(ddof=1) / 6, rows.var(ddof=1) / 9
     freedom = sum(variances) ** 2 / (variances[0] ** 2 / 5 + variances[1] ** 2 / 8)
     assert math.floor(freedom) == 10

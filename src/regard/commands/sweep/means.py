@@ -18,7 +18,7 @@ from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.labels import format_value
 from regard.report.panels import DOMAIN, domains, numeric_column
-from regard.runs.intervals import seed_difference
+from regard.runs.intervals import SeedDifference, seed_difference
 
 _SCORES = {"average_performance": "%", "forgetting": "", "forgetting_rate": "", "learning_accuracy": "%", "area": "%"}
 METRICS = {
@@ -59,26 +59,6 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Difference:
-    """A difference to the first combination with its 95 % interval, NaN where the seeds give none."""
-
-    value: float
-    low: float
-    high: float
-    paired: bool
-
-    @property
-    def has_interval(self) -> bool:
-        """Whether there is an interval."""
-        return math.isfinite(self.low)
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the interval contains 0."""
-        return self.low <= 0 <= self.high
-
-
-@dataclass(frozen=True)
 class Comparison:
     """What a report compares: finished trials, the record in `sweep.json`, combinations in the order of the plan.
 
@@ -105,7 +85,7 @@ class Comparison:
         unfinished = [(names[t["key"]], f"seed {t['seed']}", t) for t in planned if t["key"] not in keys]
         return cls(trials, record, combinations, _find_metrics(trials), unfinished)
 
-    def differences(self, metric: str) -> list[tuple[str, Difference]]:
+    def differences(self, metric: str) -> list[tuple[str, SeedDifference]]:
         """Return the differences to the first combination, by name, of the combinations that have one."""
         first, *others = self.combinations
         by_name = [(item.name, difference(first.rows, item.rows, metric)) for item in others if metric not in TIMED]
@@ -157,16 +137,13 @@ def average(values: Floats) -> Mean:
     return Mean(n, float(values.mean()), error)
 
 
-def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> Difference | None:
+def difference(first: pd.DataFrame, rows: pd.DataFrame, metric: str) -> SeedDifference | None:
     """Return how much more of the metric `rows` have than `first`, None where one of them has none.
 
     Of seeds in common the differences are paired, else the interval is Welch's: see `seed_difference`.
     """
     values, first_values = (_by_seed(table, metric) for table in (rows, first))
-    if not values or not first_values:
-        return None
-    value, half, pairs = seed_difference(values, first_values)
-    return Difference(value, value - half, value + half, pairs > 1)
+    return seed_difference(values, first_values) if values and first_values else None
 
 
 def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:

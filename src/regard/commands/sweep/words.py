@@ -7,10 +7,11 @@ import pandas as pd
 from rich.console import Group
 
 from regard.commands.sweep import means as sweep_means
-from regard.commands.sweep.means import Combination, Comparison, Difference, format_mean
+from regard.commands.sweep.means import Combination, Comparison, format_mean
 from regard.report import labels
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, plain, summary
+from regard.runs.intervals import SeedDifference
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 """The metrics that the lede compares."""
@@ -109,20 +110,20 @@ def describe_means(comparison: Comparison) -> str:
 def describe_differences(comparison: Comparison) -> str:
     """Describe how the intervals were computed."""
     differences = [item for metric in comparison.metrics for _, item in comparison.differences(metric)]
-    paired = {item.paired for item in differences if item.has_interval}
+    paired = {item.pairs > 0 for item in differences if item.has_interval}
     if not paired:
         return "One seed in common or none: differences without intervals, which say nothing about chance."
     tests = " or ".join(name for is_paired, name in ((True, _PAIRED), (False, _WELCH)) if is_paired in paired)
     return f"95 % intervals, {tests}, not corrected for the number of comparisons. {_OVERLAP}"
 
 
-def format_difference(difference: Difference, unit: str) -> list[str]:
+def format_difference(difference: SeedDifference, unit: str) -> list[str]:
     """Format a difference, its interval, and the verdict."""
     result = labels.verdict(difference.value, difference.overlaps if difference.has_interval else None)
     points = " points" if unit == "%" else ""
     if not difference.has_interval:
         return [f"{labels.format_signed(difference.value)}{points}", "–", result]
-    half = (difference.high - difference.low) / 2
+    half = difference.half_width
     places = sweep_means.decimals(half) if half > sweep_means.ROUNDING else 3
     value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
