@@ -20,7 +20,8 @@ from regard.report.labels import number
 from regard.report.page import Links, Page, Panels, Row, Section, Table
 from regard.report.panels import Panel, assign_styles, line, panel
 from regard.runs.output_dir import read_json
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 HEAD = ("", "here", "published")
 PAPERS = {
@@ -46,7 +47,7 @@ def make_page(folder: Path, seconds: Mapping[str, float], total: float) -> str:
     """Return the page over the finished steps in a folder, with `seconds` by step, and what all together took."""
     sections = [_sinks(folder), _papa(folder), _prescale(folder), _sapt(folder)]
     versions = library_versions()
-    record = {"version": regard_version(), "seconds": {**seconds, "all": total}, "versions": versions}
+    record = {"version": VERSION, "seconds": {**seconds, "all": total}, "versions": versions}
     return Page(
         eyebrow="Regard · tour",
         title="Four papers about attention, on this machine",

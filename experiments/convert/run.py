@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import regard
 from experiments.common.runs import Case, make_missing
 from regard.commands.convert.config import ConvertConfig
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 ATTENTIONS = ("softmax+window=16", "softmax+window=16+prefix=1", "sigmoid", "linear", "average")
 CONTROL = "softmax"
@@ -90,7 +91,7 @@ def make_run(run: Conversion, data: str, work: Path) -> dict[str, Any]:
         **{"matched": stages["layers"]["loss"] if layer_steps else None, "final": float(last["loss"])},
         **{"error_before": float(errors["replaced"]), "error_after": float(errors.get("layers", float("nan")))},
         **{"seconds": float(result.stages["seconds"].sum())},
-        **{"regard": regard_version(), "versions": library_versions()},
+        **{"regard": VERSION, "versions": library_versions()},
     }
 
 

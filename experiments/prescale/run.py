@@ -29,7 +29,8 @@ from regard.continual.training_phase import TrainingBudget
 from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -95,7 +96,7 @@ def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None)
         "row": row,
         "seed": seed,
         **run.rows,
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }

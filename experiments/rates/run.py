@@ -20,7 +20,8 @@ import regard
 from experiments.common.runs import Case, final_scores, make_missing
 from experiments.routing.streams import read_mixed, take_first
 from regard.data.stream import Stream
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 LINEAR, LABELS = "linear", "labels"
 RATES = {"sapt": (3e-4, 1e-3, 2e-3, 5e-3), "replay-lora": (3e-4, 1e-3, 2e-3, 5e-3), "incremental-lora": (2.5e-4, 1e-3)}
@@ -55,7 +56,7 @@ def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dic
         **final_scores(result.accuracy_matrix),
         **{
             "tasks": int(result.accuracy_matrix["task"].nunique()),
-            "regard": regard_version(),
+            "regard": VERSION,
             "versions": library_versions(),
         },
     }

@@ -37,7 +37,8 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 DEVELOPMENT = "development"
 REPORTED = ("long", "mixed", "fifty")
@@ -242,7 +243,7 @@ def make_case(stream: str, seed: int, data: str, loaded: Loaded) -> dict[str, An
         "seed": seed,
         "tasks": describe_stream(tasks),
         "candidates": {name: measure(candidate, rows) for name, candidate in CANDIDATES.items()},
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
     }
 

@@ -47,7 +47,8 @@ from regard.adapters.queries import StateReader, mean_states
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded
 from regard.runs.output_dir import write_file
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 LINEAR, TUNED = "all tasks at once, linear", "all tasks at once, fine-tuned"
 STREAMS = ("long", "mixed", "fifty", "answers")
@@ -245,7 +246,7 @@ def make_case(
         "taken_for": list_confusions(by_task, [task.name for task in tasks.tasks]),
         "chosen": chosen,
         "seconds": [time.perf_counter() - start],
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
     }
 

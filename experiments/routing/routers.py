@@ -40,7 +40,8 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import Stream, TextPairs
 from regard.models.pretrained import Loaded
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 DEFAULT = "closed form, states of a quarter and half"
 
@@ -150,7 +151,7 @@ def make_case(stream: str, name: str, seed: int, tasks: Stream, loaded: Loaded) 
         "tasks": describe_stream(tasks),
         "routing": score(router, vectors, tasks.tasks),
         "seconds": seconds,
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
     }
 

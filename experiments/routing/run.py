@@ -32,7 +32,8 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 SAPT, REPLAY, JOINT = "sapt", "replay-lora", "joint"
 BUDGET = dataclasses.replace(LONGER, length=32, precision="float32")
@@ -88,7 +89,7 @@ def make_run(
         "matrix": run.rows["matrix"],
         "cost": run.rows["cost"],
         "routing": measure_routing(run.learner),
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }

@@ -32,7 +32,8 @@ from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 STREAM = "long-sequence"
 ORDERS = ("3", "4")
@@ -203,7 +204,7 @@ def make_run(
         "seed": seed,
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **run.rows,
-        "regard": regard_version(),
+        "regard": VERSION,
         "versions": library_versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }

@@ -22,7 +22,8 @@ from typing import Any
 import regard
 from experiments.common.runs import Case, final_scores, make_missing
 from experiments.routing.streams import read_mixed, take_first
-from regard.runs.provenance import library_versions, regard_version
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 METHODS = ("sapt", "replay-lora")
 ROWS = (40, 120)
@@ -51,7 +52,7 @@ def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
         **{"method": method, "rows": rows, "steps": steps, "seed": SEED},
         **final_scores(result.accuracy_matrix),
         **{"trained": sorted({int(number) for number in cost["steps"]}), "seconds": float(cost["seconds"].sum())},
-        **{"regard": regard_version(), "versions": library_versions()},
+        **{"regard": VERSION, "versions": library_versions()},
     }
 
 

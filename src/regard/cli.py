@@ -25,8 +25,8 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError, describe_error
-from regard.runs.provenance import regard_version
 from regard.runs.rank import is_main_process
+from regard.runs.version import VERSION
 
 COMMANDS = {
     "measure": measure,
@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """Return the parser of all commands."""
     top = Parser(prog="regard", description="A laboratory for attention in Transformers.", allow_abbrev=False)
-    top.add_argument("--version", action="version", version=f"regard {regard_version()}")
+    top.add_argument("--version", action="version", version=f"regard {VERSION}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module in COMMANDS.items():
         module.add_arguments(

@@ -23,12 +23,16 @@ SCHEMA_VERSION = 1
 
 def describe_run(config: Config, **sections: Any) -> dict[str, Any]:
     """Return the metadata of a run with this configuration, and the sections that its command adds."""
+    return describe_output(config.command, config=config.to_dict(), **sections)
+
+
+def describe_output(command: str, **sections: Any) -> dict[str, Any]:
+    """Return the metadata of what a command wrote: when, by which versions, and the sections that it adds."""
     return {
-        "command": config.command,
+        "command": command,
         "schema_version": SCHEMA_VERSION,
-        "version": regard_version(),
+        "version": VERSION,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "config": config.to_dict(),
         **sections,
         "versions": library_versions(),
     }
@@ -60,11 +64,6 @@ def describe_cost(device: torch.device, seconds: float, *, tokens: int | None = 
         "device": str(device),
         "processes": num_processes(),
     }
-
-
-def regard_version() -> str:
-    """Return the version of Regard, installed or not."""
-    return VERSION
 
 
 def library_versions() -> dict[str, str]:

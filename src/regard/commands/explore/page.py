@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.commands.look.encoding import FLOOR, STEPS
 from regard.report.page import POLICY, Box, Page, Section, read_asset
-from regard.runs.provenance import regard_version
+from regard.runs.version import VERSION
 
 _ABOUT = (
     "Type a text, choose what to put in the place of heads, and click heads: the model reads the text again, and the "
@@ -29,7 +29,7 @@ def make_page(settings: Mapping[str, Any]) -> str:
         title=str(settings["title"]),
         ledes=[],
         sections=sections,
-        record={"version": regard_version()},
+        record={"version": VERSION},
         data={"looks": [], **scale, "explore": dict(settings)},
         script=read_asset("page.js", look) + read_asset("page.js", __package__),
         style=read_asset("page.css", look) + read_asset("page.css", __package__),

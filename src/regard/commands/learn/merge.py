@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -152,7 +151,7 @@ def _write(
     from regard.adapters.peft_format import write_adapter
     from regard.runs.integrity import seal, sha256_of_files
     from regard.runs.output_dir import atomic_folder
-    from regard.runs.provenance import SCHEMA_VERSION, library_versions, regard_version
+    from regard.runs.provenance import describe_output
 
     origin = None
     if first.origin:
@@ -162,15 +161,7 @@ def _write(
     options: dict[str, Any] = {"fan_in_fan_out": bool(first.config.get("fan_in_fan_out")), "origin": origin}
     with atomic_folder(out, overwrite=overwrite, command=COMMAND) as folder:
         write_adapter(folder, layers, metadata["rank"], base=first.config.get("base_model_name_or_path"), **options)
-        described = {
-            "command": COMMAND,
-            "schema_version": SCHEMA_VERSION,
-            "version": regard_version(),
-            "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            **metadata,
-            "versions": library_versions(),
-        }
-        record = seal({**described, "files": sha256_of_files(folder)})
+        record = seal({**describe_output(COMMAND, **metadata), "files": sha256_of_files(folder)})
         (folder / RESULTS).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
