@@ -92,5 +92,4 @@ def _run(layer: Any, inputs: Float[Tensor, "row inputs"]) -> Float[Tensor, "row 
     """
     alone: Any = copy.copy(layer)
     alone._parameters = {**layer._parameters, "bias": None}
-    outputs: Tensor = alone.forward(inputs)
-    return outputs
+    return alone.forward(inputs)

@@ -92,8 +92,7 @@ def _run_untaught(network: nn.Module, changed: dict[str, Tensor], rows: dict[str
     """Return the logits of the untaught model: without adapters if those are what is trained, else as at the start."""
     if isinstance(network, FrozenModelNetwork):
         return Network.forward(network, rows)
-    logits: Tensor = functional_call(network, changed, (rows,))
-    return logits
+    return functional_call(network, changed, (rows,))
 
 
 def _find_changed(learner: Learner) -> Iterator[tuple[str, Tensor]]:

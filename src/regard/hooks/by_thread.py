@@ -54,8 +54,7 @@ class ByThread(Generic[State]):
         if is_traced():
             return self._latest
         if self.is_again:
-            again: State = self._own.again[1]
-            return again
+            return self._own.again[1]
         return self._latest if self._began_in_graph else getattr(self._own, "state", self._latest)
 
     @property

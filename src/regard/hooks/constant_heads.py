@@ -244,8 +244,7 @@ class ConstantHeadsByCall(nn.Module):
         heads: Any = self.by_use[str(use)]
         has_cache = during.caches.get(self.place) is not None
         key_heads = self._find_key_heads(during, call.key, call.value, module, reads_keys) if has_cache else None
-        changed: AttentionCall = heads.apply_to(call, key_heads)
-        return changed
+        return heads.apply_to(call, key_heads)
 
     def decode(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
         """Return the output (batch, 1, head, width) of one token that sees all keys behind a cache, without gradient.

@@ -117,5 +117,4 @@ class _SelectedHeads:
         selected = x.unflatten(-1, (self._module.num_attention_heads, -1))[..., self._heads, :]
         if heads is None:
             return selected.transpose(-2, -3)
-        transposed: Tensor = self._module.transpose_for_scores(selected.flatten(-2), heads)
-        return transposed
+        return self._module.transpose_for_scores(selected.flatten(-2), heads)

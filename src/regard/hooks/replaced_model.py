@@ -117,8 +117,7 @@ class ReplacedModel:
                 raise UserError(f"model: cannot read '{name}': {describe_error(error)[:300]}") from error
         if not isinstance(config, ReplacedConfig):
             raise UserError(f"expected a model that regard.replaced made and save_pretrained wrote, got {name}")
-        model: PreTrainedModel = _model_class(config).from_pretrained(name, config=config, **options)
-        return model
+        return _model_class(config).from_pretrained(name, config=config, **options)
 
 
 def replaced(

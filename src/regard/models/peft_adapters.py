@@ -114,8 +114,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
                 raise UserError(f"adapter: '{name}' does not fit the model, which has no place for {key}")
         _check_weights_are_own(adapted, f"'{name}'")
         if _adapts_quantized(adapted):
-            beside: PreTrainedModel = adapted.get_base_model()
-            return beside
+            return adapted.get_base_model()
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     return merged
 

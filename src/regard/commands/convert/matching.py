@@ -58,8 +58,7 @@ class LayerMatch:
         with eval_mode(model):
             model(**rows, use_cache=False)
         self._expected = {}
-        total: Tensor = torch.stack([self.errors[name] for name in self.names]).mean(0)
-        return total
+        return torch.stack([self.errors[name] for name in self.names]).mean(0)
 
     def _run_teacher(self, rows: Mapping[str, Tensor]) -> None:
         self._expected = {name: [] for name in self.names}

@@ -70,8 +70,7 @@ def predict(stage: Stage, inputs: dict[str, Any], outputs: Any, of_pair: Any = N
 
 
 def _mean_state(outputs: Any) -> Tensor:
-    state: Tensor = outputs.last_hidden_state[0].cpu().double().mean(0)
-    return state
+    return outputs.last_hidden_state[0].cpu().double().mean(0)
 
 
 def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:

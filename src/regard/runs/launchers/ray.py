@@ -125,8 +125,7 @@ class Ray:
     def _result(self, task: Any) -> JobResult:
         key, problems = self._keys.pop(task), self._ray.exceptions
         try:
-            result: JobResult = self._ray.get(task)
-            return result
+            return self._ray.get(task)
         except problems.RayTaskError as error:
             return JobResult(key, str(error).strip().splitlines()[-1])
         except problems.OutOfMemoryError:
