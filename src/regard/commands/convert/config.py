@@ -96,17 +96,9 @@ class ConvertConfig(Config):
         """Return the plan of a stage: a cosine behind a warm-up of a tenth of it."""
         from regard.training import TrainingConfig
 
-        steps = self.layer_steps if stage == "layers" else self.model_steps
-        return TrainingConfig(
-            max_steps=steps,
-            batch_size=self.batch_size,
-            micro_batch_size=self.micro_batch_size,
-            learning_rate=self.layer_learning_rate if stage == "layers" else self.model_learning_rate,
-            warmup_steps=steps // 10,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm,
-            precision=self.precision,
-            seed=self.seed,
-            save_steps=self.save_steps,
-            logging_steps=self.logging_steps,
-        )
+        steps, rate = self.model_steps, self.model_learning_rate
+        if stage == "layers":
+            steps, rate = self.layer_steps, self.layer_learning_rate
+        names = set(TrainingConfig.field_names()) & set(self.field_names())
+        same = {name: getattr(self, name) for name in names}
+        return TrainingConfig(max_steps=steps, learning_rate=rate, warmup_steps=steps // 10, **same)

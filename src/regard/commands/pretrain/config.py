@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError, check_choice
@@ -157,7 +157,7 @@ class PretrainConfig(Config):
     def training_config(self) -> TrainingConfig:
         from regard.training import TrainingConfig
 
-        names = {field.name for field in fields(TrainingConfig)} & set(self.field_names())
+        names = set(TrainingConfig.field_names()) & set(self.field_names())
         return TrainingConfig(**{name: getattr(self, name) for name in names})
 
 
