@@ -26,9 +26,10 @@ from transformers import AutoModelForCausalLM
 import regard.models
 from experiments.sinks.run import FOLDER, folder, of_row
 from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import cache_dir, prepare_text
+from regard.commands.pretrain.run import prepare_text
 from regard.constants import Head
 from regard.errors import UserError
+from regard.runs.output_dir import cache_dir
 
 ROWS = ("softmax", "first token free", "weight decay 0.1", "QK-norm")
 """Softmax with a sink, and without: no fixed token, less weight decay, normalized queries and keys."""

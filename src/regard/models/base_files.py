@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor
 from regard.errors import UserError
 from regard.models.model_files import find_weight_files
 from regard.runs.integrity import is_sealed, seal, sha256_of_json
-from regard.runs.output_dir import write_file
+from regard.runs.output_dir import cache_dir, write_file
 
 Rounding = Literal["bfloat16", "float16"]
 """What numbers are rounded to before they are compared; of float16 then to bfloat16 as well."""
@@ -122,12 +121,7 @@ def find_base_files(model: Any) -> list[Path]:
         return []
 
 
-def cache_folder() -> Path:
-    """Return where what was read of files is kept."""
-    return Path(os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / "bases"
-
-
-def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16", cache: Path | None = None) -> BaseFiles:
+def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16") -> BaseFiles:
     """Return hash and tensors of files: as read before, if path, size, time and inode of all are the same.
 
     Raises:
@@ -135,7 +129,8 @@ def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16", cache
     """
     stats = [(str(path.resolve()), path.stat()) for path in files]
     key = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for name, stat in stats]
-    path = (cache or cache_folder()) / f"{sha256_of_json([_CACHE_VERSION, rounding, sorted(key)])[:32]}.json"
+    name = sha256_of_json([_CACHE_VERSION, rounding, sorted(key)])[:32]
+    path = cache_dir() / "bases" / f"{name}.json"
     known = _read_record(path)
     if known is not None:
         return known

@@ -169,6 +169,11 @@ def write_file(path: str | Path, content: str | bytes) -> None:
             (Path(folder) / path.name).replace(path)
 
 
+def cache_dir(folder: str | Path | None = None) -> Path:
+    """Return the folder of what is made once, such as packed text: this one, else $REGARD_CACHE or ~/.cache/regard."""
+    return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
+
+
 def clear_leftovers(folder: Path) -> None:
     """Delete what killed processes of this machine left beside a folder, or give the earlier folder its name back."""
     pattern = re.compile(rf"{re.escape(_prefix(folder))}(new|old)-{re.escape(_host())}-(\d+)-[0-9a-f]+")

@@ -48,6 +48,12 @@ class ProgressEvent:
 OnProgress = Callable[[ProgressEvent], None]
 
 
+def report_packing(on_progress: OnProgress | None, domain: str, tokens: int) -> None:
+    """Report the tokens of a domain of texts that have been packed."""
+    if on_progress is not None:
+        on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
+
+
 @contextlib.contextmanager
 def show_progress() -> Iterator[OnProgress]:
     """Yield a callback that shows events on standard error: as a bar on a terminal, else a line every 30 seconds.

@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import regard
 from regard.commands.pretrain.config import PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import Text, _count, cache_dir, prepare_text
+from regard.commands.pretrain.run import Text, _count, prepare_text
 from regard.data.corpus import BatchSampler
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
+from regard.runs.output_dir import cache_dir
 from regard.runs.progress import ProgressEvent
 from tests.processes import run_python
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -37,7 +37,8 @@ from regard.models.model_files import Loaded, eval_mode
 from regard.models.pretrained import load, resolve_model
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.intervals import strata_half_width
-from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
+from regard.runs.output_dir import cache_dir
+from regard.runs.progress import OnProgress, ProgressEvent, report_packing, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import open_work_dir
@@ -111,17 +112,12 @@ def convert(  # noqa: D417 - the options are described in the configuration
     loaded = _load(model, tokenizer)
     config = config.for_model(maximum_length(loaded.model, loaded.tokenizer))
     check_length(config.num_tokens, loaded.model, loaded.tokenizer)
-    folder = Path(cache or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / "text"
-
-    def report_packing(domain: str, tokens: int) -> None:
-        if on_progress is not None:
-            on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
-
+    folder, report = cache_dir(cache) / "text", partial(report_packing, on_progress)
     with open_work_dir(work_dir, command="convert", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
         length = config.num_tokens - len(tokens_before(loaded.tokenizer))
-        corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report_packing)
+        corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report)
         hashes = corpus.hashes()
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         sequences = Sequences.of(corpus, loaded.tokenizer, batch_size=config.batch_size, seed=config.seed)

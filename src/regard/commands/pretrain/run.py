@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,8 +33,8 @@ from regard.errors import UserError, warn_user
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes
-from regard.runs.output_dir import atomic_folder
-from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
+from regard.runs.output_dir import atomic_folder, cache_dir
+from regard.runs.progress import OnProgress, ProgressEvent, report_packing, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import WorkDir, find_log_dir, open_work_dir
@@ -153,8 +153,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
 
 
 def _loss(model: Any, rows: Mapping[str, Tensor]) -> Tensor:
-    loss: Tensor = model(**rows, num_items_in_batch=1).loss
-    return loss
+    return model(**rows, num_items_in_batch=1).loss
 
 
 def _count(rows: Mapping[str, Tensor]) -> int:
@@ -284,19 +283,9 @@ class Text:
         )
 
 
-def cache_dir(folder: str | Path | None) -> Path:
-    """Return where packed text is kept."""
-    return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
-
-
 def prepare_text(config: PretrainConfig, cache: Path, on_progress: OnProgress | None = None) -> Text:
     """Return the packed text with its tokenizer. One process of each machine packs, the others find it done."""
-
-    def report(domain: str, tokens: int) -> None:
-        if on_progress is not None:
-            on_progress(ProgressEvent(phase=f"packing {domain}", step=tokens))
-
-    sources = [Source.parse(source) for source in config.data]
+    sources, report = [Source.parse(source) for source in config.data], partial(report_packing, on_progress)
     state = PartialState(cpu=not torch.accelerator.is_available()) if num_processes() > 1 else None
     with state.local_main_process_first() if state else contextlib.nullcontext():
         tokenizer = _tokenizer(config, sources, cache / "tokenizers")
