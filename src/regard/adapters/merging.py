@@ -97,8 +97,8 @@ def merge_layer(adapters: Sequence[LoraFactors], weights: Sequence[float], merge
     they add is not the merge of what the adapters add, since Σ B_i · Σ A_i has all pairs of different adapters in it.
     """
     kind = merge.combination.removesuffix("_svd")
+    scales = [weight * adapter.scale for weight, adapter in zip(weights, adapters, strict=True)]
     if merge.combination in ("cat", "svd"):
-        scales = [weight * adapter.scale for weight, adapter in zip(weights, adapters, strict=True)]
         down = torch.cat([scale * adapter.down for scale, adapter in zip(scales, adapters, strict=True)])
         up = torch.cat([adapter.up for adapter in adapters], 1)
         if kind == "cat":
@@ -111,9 +111,8 @@ def merge_layer(adapters: Sequence[LoraFactors], weights: Sequence[float], merge
     if len(ranks) > 1:
         expected = f"adapters of one rank with {merge.combination}, which merges A and B entry by entry"
         raise UserError(f"adapters: expected {expected}, got {', '.join(map(str, ranks))}; cat and svd take any")
-    products = [weight * adapter.scale for weight, adapter in zip(weights, adapters, strict=True)]
-    roots = [abs(product) ** 0.5 for product in products]
-    signed = [root if product >= 0 else -root for root, product in zip(roots, products, strict=True)]
+    roots = [abs(scale) ** 0.5 for scale in scales]
+    signed = [root if scale >= 0 else -root for root, scale in zip(roots, scales, strict=True)]
     down = merge_deltas([adapter.down for adapter in adapters], signed, kind, merge.density)
     return LoraFactors(down, merge_deltas([adapter.up for adapter in adapters], roots, kind, merge.density)), 0.0
 
