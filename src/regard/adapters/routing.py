@@ -14,6 +14,7 @@ from regard.adapters.lora import MixedLayer, Mixture, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.attention.tracing import is_traced
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
 
@@ -150,7 +151,7 @@ class Routing:
 
         A collator takes the labels of padding away, and thereby those of the tokens that pad, such as end of text.
         """
-        in_prompt = valid & (labels.to(valid.device) == -100)
+        in_prompt = valid & (labels.to(valid.device) == IGNORE_INDEX)
         words = in_prompt
         if tokens.dim() == 2:
             words = in_prompt & ~torch.isin(tokens, torch.tensor(self._special, device=tokens.device))

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from regard.continual.network import INPUTS, Network, as_float32
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossClasses, TrainingBudget, TrainingPhase
 from regard.data.encoding import Encoded, encode
+from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 from regard.models.model_files import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
-IGNORE_INDEX = -100
 _UNLIKELY = -1e30
 MOST_PADDING, FEW_ROWS = 1 / 8, 8
 """Padding that a batch may have beside its tokens, unless it would have fewer rows than this."""
