@@ -14,7 +14,7 @@ from regard.adapters.prompt_adapters import PromptAdapters
 from regard.attention.quantized import is_packed, stored_part
 from regard.hooks.off_loaded import stored_tensor
 from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_names
-from regard.runs.integrity import sha256_of_json
+from regard.runs.integrity import sha256_of_json, tensor_bytes
 
 Kind = Literal["files", "weights"]
 SAMPLES = 64
@@ -190,8 +190,7 @@ def base_sha256(model: PreTrainedModel) -> str:
         owner, _, last = name.rpartition(".")
         whole: Any = stored_tensor(modules[owner], last) if value.is_meta else value
         whole = whole.dequantize() if is_packed(whole) else whole
-        rounded = whole.detach().to("cpu", torch.bfloat16) if whole.is_floating_point() else whole.detach().cpu()
-        digest.update(rounded.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(whole.to("cpu", torch.bfloat16) if whole.is_floating_point() else whole))
     return digest.hexdigest()
 
 

@@ -12,6 +12,7 @@ from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score_task
+from regard.runs.integrity import tensor_bytes
 
 Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]
@@ -121,5 +122,5 @@ def _hash_adapter(network: SaptNetwork, adapter: int) -> str:
     digest = hashlib.sha256()
     head = getattr(network.classifier, "head", None)
     for value in (*network.pool.parameters_of(adapter), *(() if head is None else head.parameters())):
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(value))
     return digest.hexdigest()

@@ -21,6 +21,7 @@ from regard.hooks.layers import eval_no_grad, find_attention_layers, model_finge
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.off_loaded import first_device
 from regard.hooks.routing import ModuleHook, observing
+from regard.runs.integrity import tensor_bytes
 
 IGNORE_INDEX = -100
 ENTRIES = 1 << 24
@@ -74,7 +75,7 @@ def average_attention(
             inputs = _prepare_inputs(batch, length, layout, first_device(model))
             _use_labels_as_decoder_inputs(model, inputs)
             for name in sorted(inputs):
-                digest.update(inputs[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+                digest.update(tensor_bytes(inputs[name]))
             model(**inputs)
             batches_done, samples = batches_done + 1, samples + len(next(iter(inputs.values())))
             if on_batch is not None:

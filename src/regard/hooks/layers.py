@@ -21,6 +21,7 @@ from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_si
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.off_loaded import first_device, stored_tensor
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
+from regard.runs.integrity import tensor_bytes
 from regard.runs.model_type import original_type
 
 FINGERPRINT_ENTRIES = 4
@@ -108,8 +109,7 @@ def _digest(layers: Sequence[AttentionLayer]) -> str:
             if is_packed(whole):
                 precisions.add(type(whole).__name__)
                 whole = whole.dequantize()
-            entries = whole.flatten()[index.to(whole.device)].cpu().contiguous()
-            digest.update(entries.view(torch.uint8).numpy().tobytes())
+            digest.update(tensor_bytes(whole.flatten()[index.to(whole.device)]))
     return f"{'+'.join(sorted(precisions))}:{digest.hexdigest()}"
 
 

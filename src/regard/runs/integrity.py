@@ -1,4 +1,4 @@
-"""Checksums of files and records."""
+"""Checksums of files and records, and what tensors have for theirs."""
 
 import hashlib
 import json
@@ -22,6 +22,13 @@ def sha256_of_file(*paths: Path) -> str:
 def sha256_of_json(value: Any) -> str:
     """Return the SHA-256 of a value as JSON writes it, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def tensor_bytes(value: Any) -> bytes:
+    """Return the numbers of a tensor as they are in memory, in order."""
+    import torch
+
+    return value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def seal(record: Mapping[str, Any]) -> dict[str, Any]:

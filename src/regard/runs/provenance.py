@@ -9,6 +9,7 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+from regard.runs.integrity import tensor_bytes
 from regard.runs.rank import num_processes
 from regard.runs.version import VERSION
 
@@ -99,10 +100,8 @@ def peak_memory(device: torch.device) -> float:
 
 def sha256_of_weights(model: Any) -> str:
     """Return the SHA-256 over a model's weights and their names, for a model without files."""
-    import torch
-
     digest = hashlib.sha256()
     for name, value in sorted(model.state_dict().items()):
         digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(value))
     return digest.hexdigest()

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks.matrices import strongest_keys, tile_means, weight_blocks
+from regard.runs.integrity import tensor_bytes
 
 FLOOR = 1e-5
 """Weights below it are 0 in one byte."""
@@ -44,8 +45,7 @@ def encode_index(indices: Tensor) -> dict[str, str]:
 
 
 def _encode(kind: str, values: Tensor) -> dict[str, str]:
-    raw = values.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()  # little-endian, as is all of today
-    return {"type": kind, "data": base64.b64encode(raw).decode()}
+    return {"type": kind, "data": base64.b64encode(tensor_bytes(values)).decode()}  # little-endian, as is all of today
 
 
 @dataclass(frozen=True)
