@@ -14,7 +14,7 @@ from regard.adapters.lora import hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, longest_text
 from regard.continual.network import Network
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
@@ -170,7 +170,7 @@ class PromptNetwork(FrozenModelNetwork):
 def check_prompt_room(learner: Learner, prompts: int) -> None:
     """Raise UserError if a text of the stream has no room behind so many tokens of prompts."""
     pool: PromptAdapterPool = learner.network.pool  # type: ignore[assignment]  # of a network with prompts
-    longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
+    longest = longest_text(learner.encoded)
     if pool.limit is not None and longest + prompts > pool.limit:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 

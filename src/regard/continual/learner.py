@@ -242,9 +242,14 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
     return encoded
 
 
+def longest_text(encoded: Mapping[Any, Any]) -> int:
+    """Return the tokens of the longest text, or prompt, among the splits of tasks."""
+    return max(int(texts.attention_mask.sum(1).max()) for texts in encoded.values())
+
+
 def check_lengths(encoded: Mapping[Any, Encoded], max_tokens: int | None) -> None:
     """Raise UserError if a text has more tokens than the model takes."""
-    longest = max(int(encoding.attention_mask.sum(1).max()) for encoding in encoded.values())
+    longest = longest_text(encoded)
     if max_tokens is not None and longest > max_tokens:
         limit = f"at most {max_tokens} tokens, which this model takes"
         raise UserError(f"length: expected {limit}, got a text of {longest}")

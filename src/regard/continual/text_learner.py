@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, longest_text
 from regard.continual.method import Method
 from regard.continual.network import as_float32
 from regard.continual.training_phase import ExampleRef, TrainingBudget
@@ -150,7 +150,7 @@ def make_text_learner(
         limit_text, answer_tokens = f"at most {max_tokens} tokens, which this model takes", budget.target_length
         if answer_tokens > max_tokens:
             raise UserError(f"target_length: expected {limit_text}, got {answer_tokens}")
-        longest = max(int(texts.attention_mask.sum(1).max()) for texts in encoded.values())
+        longest = longest_text(encoded)
         if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
             answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"
             raise UserError(f"length: expected {limit_text}, got a prompt of {longest}{answer_text}")

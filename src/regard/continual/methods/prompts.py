@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.adapters.prompt_pool import check_prompt_fits, position_ids, reads_input_embeddings
 from regard.continual import adapter_network, method
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, longest_text
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -140,7 +140,7 @@ class L2p(adapter_network.PromptMethod):
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(L2pNetwork)
-        longest = max(int(encoded.attention_mask.sum(1).max()) for encoded in learner.encoded.values())
+        longest = longest_text(learner.encoded)
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
         self.state.to(network.keys.device)
