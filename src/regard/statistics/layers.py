@@ -97,9 +97,7 @@ def over_smoothing(
 def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
     """Return −Σ λ log λ in nats, over the eigenvalues of the Gram matrix of unit hidden states, scaled to trace 1."""
     rows = _tall(torch.nn.functional.normalize(hidden.double(), dim=-1))
-    values = torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0)
-    values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.special.entr(values).sum().clamp(min=0)
+    return _entropy(torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0))
 
 
 def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
@@ -113,8 +111,13 @@ def effective_rank(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
         values = torch.linalg.svdvals(rows)
     else:
         values = torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0).sqrt()
-    values = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.special.entr(values).sum().clamp(min=0).exp()
+    return _entropy(values).exp()
+
+
+def _entropy(values: Float[Tensor, " value"]) -> Float[Tensor, ""]:
+    """Return −Σ p log p, p = v / Σv."""
+    shares = values / values.sum().clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.special.entr(shares).sum().clamp(min=0)
 
 
 def _tall(matrix: Float[Tensor, "row column"]) -> Float[Tensor, "long short"]:
