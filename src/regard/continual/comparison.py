@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.continual.metrics import check_columns, check_unique
+from regard.continual.metrics import check_unique
 from regard.errors import UserError
+from regard.report.arrays import check_columns
 from regard.runs.intervals import holm, signed_rank_test, t_interval, t_test
 
 COLUMNS = ("stream", "method", "seed", "order", "scenario", "metric", "value")

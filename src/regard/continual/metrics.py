@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from regard.errors import UserError
+from regard.report.arrays import check_table
 from regard.runs.intervals import Floats
 
 Scenario = Literal["til", "cil"]
@@ -148,13 +149,6 @@ def split_runs(scores: pd.DataFrame) -> Iterator[tuple[tuple[str, str, int, str]
     yield from scores.groupby([*RUN], sort=False)
 
 
-def check_columns(table_name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Raise UserError if a table lacks columns."""
-    missing = [name for name in columns if name not in table]
-    if missing:
-        raise UserError(f"{table_name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
-
-
 def check_unique(expected: str, table: pd.DataFrame, key: Sequence[str]) -> None:
     """Raise UserError if several rows of a table share a key."""
     repeated = table[table.duplicated([*key])]
@@ -165,9 +159,7 @@ def check_unique(expected: str, table: pd.DataFrame, key: Sequence[str]) -> None
 
 def check_scores(scores: pd.DataFrame) -> None:
     """Raise UserError if these are no rows of matrix.parquet."""
-    check_columns("matrix", scores, COLUMNS)
-    if scores.empty:
-        raise UserError("matrix: expected at least one row, the table is empty")
+    check_table("matrix", scores, COLUMNS)
     for name in COLUMNS:
         if scores[name].isna().any():
             raise UserError(f"matrix: expected {name} in every row, got none in {int(scores[name].isna().sum())}")

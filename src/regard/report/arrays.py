@@ -71,11 +71,16 @@ class Measure:
         return self.blocks.get(axes)
 
 
-def check_table(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Check that a table has columns and rows. Raises UserError."""
+def check_columns(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise UserError if a table lacks columns."""
     missing = [column for column in columns if column not in table]
     if missing:
         raise UserError(f"{name}: expected the columns {', '.join(columns)}; missing: {', '.join(missing)}")
+
+
+def check_table(name: str, table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise UserError if a table lacks columns, or has no rows."""
+    check_columns(name, table, columns)
     if table.empty:
         raise UserError(f"{name}: expected at least one row, the table is empty")
 
