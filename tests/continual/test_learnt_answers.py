@@ -5,7 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.continual.learnt_answers import Row, compare_with_learnt
+from regard.continual.learner import Row
+from regard.continual.learnt_answers import compare_with_learnt
 
 UNKNOWN = {"lost": None, "gained": None}
 

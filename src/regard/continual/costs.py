@@ -7,20 +7,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from regard.attention.flops import flop_counter
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, Row
 from regard.continual.method import Method
 from regard.continual.network import trim_inputs
 from regard.continual.training_phase import Batches, TrainingPhase
+from regard.runs.intervals import Floats
 from regard.runs.rank import num_processes
 from regard.training import TrainResult
-from regard.training.placement import micro_batches, process_share
+from regard.training.placement import Rows, micro_batches, process_share
 
-Row = dict[str, Any]
-Rows = dict[str, Tensor]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 ResultT = TypeVar("ResultT")
 _COUNTED = ("input_ids", "attention_mask", "labels")
 AROUND = ("hook_seconds", "scoring_seconds", "diagnostics_seconds", "saving_seconds")

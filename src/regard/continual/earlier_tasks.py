@@ -11,10 +11,10 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.method import MethodState
 from regard.continual.models import INDEX, LINEAGE, delta_path, read_deltas
-from regard.continual.run_state import LEARNT, Row, collect_tensors, load_tensors, method_state, open_parameters
+from regard.continual.run_state import LEARNT, collect_tensors, load_tensors, method_state, open_parameters
 from regard.errors import UserError
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_file
 from regard.runs.output_dir import read_json, write_file

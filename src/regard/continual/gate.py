@@ -3,18 +3,16 @@
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from regard.adapters.reflection import divergence
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score_task
 from regard.runs.integrity import tensor_bytes
 
-Row = dict[str, Any]
 GateValue = tuple[str, int | None, float]
 KnownScore = tuple[int, int, str]
 """A task, an adapter, and a hash of what answers the task's rows under it."""

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from regard.continual.learner import IGNORE_INDEX, Learner
+from regard.continual.learner import IGNORE_INDEX, Learner, Row
 from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner, make_batch
@@ -16,7 +16,6 @@ from regard.errors import UserError, describe_error
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
 
-Row = dict[str, Any]
 YAML = (".yaml", ".yml")
 """How the names of a user's own files of tasks end."""
 MAX_NEW_TOKENS = 256

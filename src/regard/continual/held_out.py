@@ -1,14 +1,13 @@
 """Forgetting beyond the tasks: how far a language model has moved from what it was, on text of no task."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.continual.adapter_network import FrozenModelNetwork
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.network import Network, as_float32
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner
@@ -16,7 +15,6 @@ from regard.data.texts import PYTHON, load_python_documentation, read_texts
 from regard.data.windows import make_text_windows
 from regard.errors import UserError
 
-Row = dict[str, Any]
 KL = "held_out_kl"
 """Name of the statistic."""
 MAX_LENGTH = 128

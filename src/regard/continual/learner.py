@@ -19,6 +19,8 @@ from regard.models.heads import LabelTextHead
 from regard.models.model_files import eval_mode
 
 NetworkT = TypeVar("NetworkT", bound=Network)
+Row = dict[str, Any]
+"""A row of a table, by column."""
 _UNLIKELY = -1e30
 MOST_PADDING, FEW_ROWS = 1 / 8, 8
 """Padding that a batch may have beside its tokens, unless it would have fewer rows than this."""

@@ -1,11 +1,10 @@
 """Which test rows were right just after their task was learnt, and how many of them have changed since."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-Row = dict[str, Any]
+from regard.continual.learner import Row
 
 
 def compare_with_learnt(

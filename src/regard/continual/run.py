@@ -16,10 +16,10 @@ from regard import training
 from regard.continual.costs import TaskCost, count_examples, measure_flops, measure_memory, trim_padding
 from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.gate import measure_gate
-from regard.continual.learner import Learner, check_lengths, encode_stream
+from regard.continual.learner import Learner, Row, check_lengths, encode_stream
 from regard.continual.learnt_answers import compare_with_learnt
 from regard.continual.method import Method
-from regard.continual.run_state import LEARNT, ProgressEvent, Row, RunState, restore_state, save
+from regard.continual.run_state import LEARNT, ProgressEvent, RunState, restore_state, save
 from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
 from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only

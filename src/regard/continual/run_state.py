@@ -12,14 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraAdapters
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.method import Method, MethodState
 from regard.continual.training_phase import ExampleRef
 from regard.errors import UserError, describe_error
 from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity
 
-Row = dict[str, Any]
 STATE_NAME, NETWORK, METHOD = "after", "network.safetensors", "method.safetensors"
 TABLES = ("matrix", "cost", "diagnostics", "gate", "general")
 """The tables that a run gives."""

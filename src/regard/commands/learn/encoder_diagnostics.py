@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import pandas as pd
 from torch import Tensor
@@ -12,14 +11,12 @@ from regard.continual.adapter_network import AdapterNetwork
 from regard.continual.costs import count_examples
 from regard.continual.diagnostics import diagnose
 from regard.continual.gradient_interference import compute_gradients, make_interference_table
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.network import INPUTS
 from regard.data.tokenizers import common_tokens
 from regard.models.classifier import extract_encoder
 from regard.models.model_files import eval_mode
 from regard.models.pretrained import Loaded
-
-Row = dict[str, Any]
 
 
 def make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner, int], list[Row]]:

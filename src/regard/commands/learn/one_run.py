@@ -17,7 +17,7 @@ from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
 from regard.continual.harness import make_evaluation
 from regard.continual.held_out import make_held_out
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.method import Method
 from regard.continual.models import INDEX, TaskDeltas
 from regard.continual.pseudo.quality import collect_rows
@@ -41,7 +41,6 @@ NOTE = "note"
 """Phase reported before the first task if there is something to say; `note` says it."""
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
-Row = dict[str, Any]
 
 
 def run_method(

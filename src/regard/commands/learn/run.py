@@ -15,11 +15,12 @@ from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.identity import run_identity, untold_identity
 from regard.commands.learn.metrics import REFERENCES
-from regard.commands.learn.one_run import TASK_END, Row, check_method, run_method, task_hashes
+from regard.commands.learn.one_run import TASK_END, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.earlier_tasks import EarlierTasks
+from regard.continual.learner import Row
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import warn_of_labels_alike
 from regard.continual.text_lengths import fit_length

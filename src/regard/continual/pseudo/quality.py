@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.adapters.reflection import Density
-from regard.continual.learner import Learner
+from regard.continual.learner import Learner, Row
 from regard.continual.method import Method
 from regard.continual.pseudo import stored
 from regard.continual.pseudo.parsing import find_definition, plain_text, read_as_rows, real_inputs
@@ -229,7 +229,6 @@ def probability_less(values: Tensor, reference: Tensor) -> float:
     return float((above + ties / 2).double().mean() / len(reference))
 
 
-Row = dict[str, Any]
 RUN_LENGTHS = range(8, 14)
 """Words of the runs that are looked for in what was trained on."""
 
