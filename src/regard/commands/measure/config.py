@@ -43,8 +43,8 @@ class MeasureConfig(Config):
     bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
     prompt: str | None = config_field(
         None,
-        "text beside each image, sound or video, for models that read both (default: Describe the image., … sound. or … "
-        "video.)",
+        "text beside each image, sound or video, for models that read both (default: Describe the image., … sound. "
+        "or … video.)",
     )
     frames: int | None = config_field(
         None, "frames of each video, spread evenly (default: as many as the model takes, else all)", none_word="auto"
