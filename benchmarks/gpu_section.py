@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,18 @@ TITLES = {
     "look": "A look at a text",
 }
 """The benchmarks that run on a GPU, in order, and their headings."""
-MOST_ROWS = 12
+NOTES = {
+    "gpu_kernels": "rows are entropy, distance and log-sum-exp of every query, columns mass and square of every key. "
+    "What measuring adds to a forward is the sum of both ratios.",
+    "statistics_cost": "cheap is without the dear.",
+    "adapters": "reading is a forward of a Llama, with weights given and routed, with adapters everywhere and above "
+    "the layers that the router reads.",
+}
+"""What the contestants are that no section above names."""
+MOST_ROWS = 8
 """Rows of a table on the page; a CSV file has all."""
+MOST_MEMORIES = 3
+"""Contestants whose memory the page shows; of more it shows the reference and Regard alone."""
 NONE = """
 No results are committed: the kernels are tested in Triton's interpreter and compiled for two architectures. `make gpu`
 runs the tests that need a GPU and every benchmark there, and makes this section.
@@ -59,6 +69,7 @@ def result_table(name: str, rows: Sequence[Row]) -> ResultTable:
         for contestant in contestants
         if any(row["figures"].get(contestant, {}).get("memory") is not None for row in rows)
     ]
+    shown_memories = measured if len(measured) <= MOST_MEMORIES else _select_memories(measured, references)
     lengths = [row["case"].get("length", row["case"].get("tokens", 0)) for row in rows]
     on_page = [len(rows) <= MOST_ROWS or length == max(lengths) for length in lengths]
     shown = [index for index, selected in enumerate(on_page) if selected][-MOST_ROWS:]
@@ -80,6 +91,7 @@ def result_table(name: str, rows: Sequence[Row]) -> ResultTable:
             for row in rows
         ],
         [index in shown for index in range(len(rows))],
+        frozenset(f"{contestant}, MiB" for contestant in measured if contestant not in shown_memories),
     )
 
 
@@ -93,15 +105,22 @@ def section(results: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[ResultT
         if not result["rows"]:
             continue
         tables.append(result_table(name, result["rows"]))
-        parts.append(f"\n\n### {TITLES[name]} on a GPU\n\n`benchmarks.{name}`\n\n{tables[-1].to_markdown()}")
+        about = wrap(": ".join(part for part in (f"`benchmarks.{name}`", NOTES.get(name)) if part))
+        parts.append(f"\n\n### {TITLES[name]} on a GPU\n\n{about}\n\n{tables[-1].to_markdown()}")
         if not result.get("complete", True):
             parts.append("\n\nIts time was up before all cases had run.")
-    return "".join(parts) + "\n", [table for table in tables if not all(table.on_page)]
+    return "".join(parts) + "\n", [table for table in tables if not table.is_whole]
 
 
 def _union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return all keys, in the order in which they come."""
     return list(dict.fromkeys(key for mapping in mappings for key in mapping))
+
+
+def _select_memories(measured: Sequence[str], references: Collection[str]) -> list[str]:
+    """Return the references, and Regard, or the first of the others where it has another name."""
+    others = [name for name in measured if name not in references]
+    return [*references, *(["regard"] if "regard" in others else others[:1])]
 
 
 def _memory(row: Row, name: str) -> str:

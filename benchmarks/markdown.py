@@ -24,20 +24,33 @@ class ResultTable:
         head: Names of the columns.
         cells: One tuple per row.
         on_page: Whether the page shows each row.
+        only_in_file: Names of columns that the page leaves out.
     """
 
     name: str
     head: tuple[str, ...]
     cells: list[tuple[Any, ...]]
     on_page: list[bool]
+    only_in_file: frozenset[str] = frozenset()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the page shows all rows and columns."""
+        return all(self.on_page) and not self.only_in_file
 
     def to_markdown(self) -> str:
-        """Return the rows for the page, with a link to the CSV file if that has more."""
+        """Return rows and columns for the page, with a link to the CSV file if that has more."""
+        columns = [index for index, name in enumerate(self.head) if name not in self.only_in_file]
         shown = [row for row, selected in zip(self.cells, self.on_page, strict=True) if selected]
-        text = markdown_table(self.head, shown)
-        if len(shown) == len(self.cells):
+        text = markdown_table(
+            [self.head[index] for index in columns], [[row[index] for index in columns] for row in shown]
+        )
+        if self.is_whole:
             return text
-        return f"{text}\n\nAll {len(self.cells)} cases: [{self.name}.csv](results/{self.name}.csv)."
+        figures = f"all {len(self.head)} columns" if self.only_in_file else ""
+        cases = "" if all(self.on_page) else f"all {len(self.cells)} cases"
+        more = " and ".join(part for part in (cases, figures) if part)
+        return f"{text}\n\n{more.capitalize()}: [{self.name}.csv](results/{self.name}.csv)."
 
     def to_csv(self) -> str:
         """Return all rows as CSV."""

@@ -47,8 +47,8 @@ TEXT = """# Benchmarks
 
 Figures are ratios of median times, measured in one run in which contestants take turns, so that slow moments hit all
 equally. The reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward pass.
-Memory is the peak of resident memory above its level before the run. `make bench` repeats everything; `python -m
-benchmarks.tables` makes this page and its CSV files from `benchmarks/results`.
+Memory is the peak of resident memory above its level before the run. `make bench` repeats everything, and makes this
+page and its CSV files (`python -m benchmarks.tables`) from `benchmarks/results`.
 
 {machine}
 
@@ -353,12 +353,13 @@ def look_table(rows: list[Row]) -> str:
 
 def _machine(machines: list[Mapping[str, Any]]) -> str:
     """Say where the results were measured."""
-    lines = {
-        f"{machine['date']}, {machine['cpu']}, {machine['threads']} thread{'s' if machine['threads'] > 1 else ''}, "
-        f"torch {machine['torch']}, transformers {machine['transformers']}"
-        for machine in machines
-    }
-    return f"{'; '.join(sorted(lines))}. With one thread the clock is the thread's CPU time."
+    dates: dict[str, set[str]] = {}
+    for machine in machines:
+        threads = f"{machine['threads']} thread{'s' if machine['threads'] > 1 else ''}"
+        versions = f"torch {machine['torch']}, transformers {machine['transformers']}"
+        dates.setdefault(f"{machine['cpu']}, {threads}, {versions}", set()).add(machine["date"])
+    lines = [f"{', '.join(sorted(of_machine))}: {machine}" for machine, of_machine in dates.items()]
+    return wrap(f"{'; '.join(sorted(lines))}. With one thread the clock is the thread's CPU time.")
 
 
 def _verdicts(attention: list[Row], models: list[Row], constant: list[Row]) -> dict[str, str]:
@@ -407,6 +408,7 @@ def files() -> dict[Path, str]:
         "structured": structured_table(structured),
     }
     operators = training_section.operators_table(read_result("operators")["rows"])
+    step = training_section.settings_table(read_result("training_step")["rows"])
     blocks = adapters_section.layer_table(read_result("adapters")["rows"])
     training = "".join(
         (
@@ -447,7 +449,7 @@ def files() -> dict[Path, str]:
         training=training,
         gpu=gpu,
     )
-    linked = [*tables.values(), operators, blocks, *gpu_tables]
+    linked = [*tables.values(), operators, step, blocks, *gpu_tables]
     return {PAGE: text, **{DOCS / "results" / f"{table.name}.csv": table.to_csv() for table in linked}}
 
 

@@ -132,8 +132,9 @@ def steps(rows: list[Row]) -> str:
     return text + (_attention_steps(attentions) if attentions else "")
 
 
-def _setting_steps(rows: list[Row]) -> str:
-    """Return the part on steps in each precision, compiled and not."""
+def settings_table(rows: list[Row]) -> ResultTable:
+    """Times of steps in each precision, compiled and not; the page shows 1024 tokens."""
+    settings = [row for row in rows if row["case"]["part"] == "settings"]
     head = ("size", "tokens", "precision", "compiled", "Regard, ms", *(f"{name} ÷ Regard" for name in STEP_PEERS))
     cells = [
         (
@@ -142,10 +143,15 @@ def _setting_steps(rows: list[Row]) -> str:
             milliseconds(row, "regard"),
             *ratio_cells(row, *STEP_PEERS),
         )
-        for row in rows
+        for row in settings
     ]
+    return ResultTable("benchmark-step", head, cells, [row["case"]["length"] == 1024 for row in settings])
+
+
+def _setting_steps(rows: list[Row]) -> str:
+    """Return the part on steps in each precision, compiled and not."""
     verdict = format_verdict(rows, {"time": lambda row: min(ratio(row, name) for name in STEP_PEERS) >= 1})
-    return SETTING_STEPS.format(settings=markdown_table(head, cells), verdict=verdict)
+    return SETTING_STEPS.format(settings=settings_table(rows).to_markdown(), verdict=verdict)
 
 
 def _attention_steps(rows: list[Row]) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import adapters, result_table, tables, training_section, training_step
+from benchmarks.markdown import ResultTable
 from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.discriminant import DiscriminantRouter
 
@@ -145,3 +146,16 @@ def test_the_results_of_a_large_model_are_measured(tmp_path: Path) -> None:
     rows = json.loads(out.read_text())["rows"]
     assert [row["positions"] for row in rows] == ["all", "thin", "none"]
     assert rows[0]["rows"] > rows[1]["rows"] > rows[2]["rows"] > 0
+
+
+def test_a_page_links_to_the_rows_and_columns_that_it_leaves_out() -> None:
+    rows: list[tuple[object, ...]] = [(1, 2, 3), (4, 5, 6)]
+    whole = ResultTable("made", ("a", "b", "c"), rows, [True, True])
+    assert whole.is_whole
+    assert whole.to_markdown() == "| a | b | c |\n|---|---|---|\n| 1 | 2 | 3 |\n| 4 | 5 | 6 |"
+    part = ResultTable("made", ("a", "b", "c"), rows, [True, False], frozenset({"b"}))
+    assert not part.is_whole
+    assert part.to_markdown() == (
+        "| a | c |\n|---|---|\n| 1 | 3 |\n\nAll 2 cases and all 3 columns: [made.csv](results/made.csv)."
+    )
+    assert part.to_csv() == "a,b,c\n1,2,3\n4,5,6\n"
