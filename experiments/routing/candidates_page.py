@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common import runs as finished
-from experiments.common.claims import format_interval
+from experiments.common.claims import DASH, format_interval
 from experiments.common.comparison import mean_of, paired
 from experiments.common.papers import Paper
 from experiments.common.parts import RESULTS, Page, Table, join_words
@@ -128,6 +128,22 @@ def _candidate_lines(tables: Tables, streams: Sequence[str]) -> list[list[str]]:
     return lines
 
 
+def overview(tables: Tables, streams: Sequence[str]) -> Table:
+    """Return, a line each, the own weight of the present router and the gains of the others by stream."""
+    lines = []
+    for name in CANDIDATES:
+        own = [tables.mean(stream, name) for stream in streams]
+        gains = [tables.gain(stream, name) for stream in streams]
+        cells = [
+            DASH if mean is None else format_interval(mean if name == PRESENT else gain, 3, signed=name != PRESENT)
+            for mean, gain in zip(own, gains, strict=True)
+        ]
+        kept = [mean.mean for stream in streams if (mean := tables.mean(stream, name, "kept_mib")) is not None]
+        if kept:
+            lines.append([name, *cells, f"{max(kept):.1f}"])
+    return Table("routers-overview", "gains by stream", ("router", *streams, "kept, MiB"), lines)
+
+
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
     """Return the page."""
     table, more_rows = candidate_table(tables), more_rows_table(tables)
@@ -144,15 +160,15 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"{join_words(f'`{stream}`' for stream in REPORTED)} the whole 95 % interval of its gain (Student's t over "
             "seeds, paired) is above 0.",
             "## All candidates",
-            table,
-            "Own weight: mean weight of a task's own adapter over its test rows, mean over tasks; gain: that minus "
-            "the present router's; routed right: test rows whose largest weight is that; −log weight: the mean "
-            "negative logarithm of the own weight, which confident errors make large; kept: what is known of all "
-            "tasks. Means over seeds ± half the 95 % interval.",
+            overview(tables, (DEVELOPMENT, *REPORTED)),
+            f"*{PRESENT.capitalize()}*: own weight, the mean weight of a task's own adapter over its test rows, mean "
+            "over tasks. The others: gain, their own weight minus that. Kept: what is known of all tasks, at most. "
+            "Means over seeds ± half the 95 % interval. The file below also has the rows routed right, and the mean "
+            "negative logarithm of the own weight, which confident errors make large.",
             describe_candidates(),
             describe_afterwards(tables),
             "## More rows",
-            more_rows,
+            overview(tables, tuple(MORE_ROWS)),
             "Added after seed 42 of `long` and `mixed` had been seen, to learn whether rows are missing: the same with "
             f"at most {max(rows for _, rows in MORE_ROWS.values())} training rows a task. This decides nothing. "
             + describe_more_rows(tables),

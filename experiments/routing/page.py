@@ -24,6 +24,9 @@ NOT_HELD = "does not hold"
 NO_RUNS = "not run"
 BEGUN = ("long", "mixed", "instructed")
 """Streams on which it was measured where an adapter should begin."""
+SCORES_SHOWN = ("stream", "row", "runs", "AP", "F.Ra", "own weight", "routed right", "kept")
+ROUTERS_SHOWN = ("stream", "router", "seeds", "own weight", "routed right", "same source")
+"""Columns that the page shows."""
 LEAST = 4
 """Tasks that the page names: those with the least own weight."""
 
@@ -99,10 +102,10 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
         [
             "Does `sapt` know whose task a text is when no instruction says so, and does it then forget less than "
             "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
-            f"frozen model, which is not trained; `sapt, learnt router` is the default until now ({learnt}: the "
-            "router that the paper trains, on the maxima of the input embeddings). A new adapter begins where the loss "
-            f"is least: that was to be the default if its mean AP over {join_words(BEGUN)} is above that of adapters "
-            f"begun at nothing, and on none more than 1 below; the differences are {describe_begun(tables)}.",
+            f"frozen model, which is not trained; `sapt, learnt router` has the router that the paper trains, on the "
+            f"maxima of the input embeddings ({learnt}). A new adapter begins where the loss is least: the rule was "
+            f"that its mean AP over {join_words(BEGUN)} is above that of adapters begun at nothing, and on none more "
+            f"than 1 below; the differences are {describe_begun(tables)}.",
             describe_answer(tables, rules),
             "## Rules, fixed before the runs",
             rules,
@@ -112,21 +115,21 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "scores only on one kind of processor: `joint` in `mixed`, repeated on another by the same code, differed "
             "by some points of AP.",
             "## Whole runs",
-            scores,
+            scores.select(SCORES_SHOWN),
             "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
-            "named; F.Ra: loss since each task's best; own AP: among a task's own labels. Own weight: mean weight of "
-            "a task's own adapter over its test rows; routed right: test rows whose largest weight is that. s: "
-            "seconds of the whole run on a shared core; kept: what a method keeps besides the model, MiB and texts. "
-            "Means over seeds ± half the 95 % interval.",
+            "named; F.Ra: loss since each task's best. Own weight: mean weight of a task's own adapter over its test "
+            "rows; routed right: test rows whose largest weight is that. Kept: what a method keeps besides the model, "
+            "MiB and texts. Means over seeds ± half the 95 % interval. The file below also has the AP among a task's "
+            "own labels and the seconds of a run.",
             describe_least(tables),
             "## Routers alone",
-            routers,
+            routers.select(ROUTERS_SHOWN),
             "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
             "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
             "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
             "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
-            "training of adapters, which goes on teaching them, is left out. s: seconds for the second and the last "
-            "task, without reading the vectors. More routers in closed form: [routers.md](routers.md).",
+            "training of adapters, which goes on teaching them, is left out. The file below also has seconds. More "
+            "routers in closed form: [routers.md](routers.md).",
             *describe_ceilings(tables, reach),
             "## Setting",
             describe_setting(tables),
@@ -213,14 +216,12 @@ def describe_setting(tables: Tables) -> str:
 
 
 def describe_missing(tables: Tables) -> str:
-    """Return which rows have few runs or none, and what else was not tried."""
+    """Return which rows have no runs, and what else was not tried."""
     sentences = []
     for stream in TRAINED:
         counts = {row: len(tables.by_seed(stream, row, "AP")) for row in ROWS}
         absent = [f"`{row}`" for row, count in counts.items() if not count and stream in PLAIN]
-        few = [f"`{row}` ({count})" for row, count in counts.items() if 0 < count < 3]
         sentences += [f"`{stream}`, without any run: {join_words(absent)}."] if absent else []
-        sentences += [f"`{stream}`, with fewer than three seeds: {join_words(few)}."] if few else []
     return " ".join(
         (
             *sentences,
