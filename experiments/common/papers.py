@@ -48,7 +48,8 @@ class Paper:
 RULES = """Verdicts are computed from the stored tables by these rules.
 
 * A claim has parts, each true, false or undecided. All true is *as published*, some true *in part*, none true and at
-  least one false *against*, all undecided *cannot be told*. A figure that no rule decides is *drawn*.
+  least one false *against*, all undecided *cannot be told*. What no paper claims (*asked here*) *holds* if all is
+  true. A figure that no rule decides is *drawn*.
 * A difference counts if its 95 % interval (Student's t, paired by run, at least 3 runs) excludes 0. *Near* means that
   the whole interval is within the margin; a bound holds if the whole interval is on its side.
 * A row has a sink if its rate is at least 5 % in every seed, and none if it is below in every seed, with two seeds or
@@ -76,7 +77,9 @@ def claims_page(verdicts: dict[str, list[Verdict]], papers: Sequence[Paper]) -> 
             for claim, group in groups.items()
         ]
         head = ("source", "claim", "published", "command", "verdict")
-        main = f"Commands are `{paper.command}` unless named. Results: [{paper.name}.md]({PAGES[paper.name]}.md)."
+        main = (
+            f"Commands are `{paper.command}` unless named. Results: [{PAGES[paper.name]}.md]({PAGES[paper.name]}.md)."
+        )
         parts += [f"## {paper.title}", main, Table("", "", head, lines)]
         evidence += [
             (paper.name, one.claim.source, one.claim.text, one.claim.published, one.stream, one.word, one.evidence)

@@ -168,13 +168,3 @@ def format_verdicts(group: Sequence[Verdict]) -> str:
     if len(streams) == 1:
         return f"*{group[0].word}*"
     return "; ".join(f"*{word}* ({', '.join(names)})" for word, names in streams.items())
-
-
-def verdict_items(verdicts: Sequence[Verdict]) -> str:
-    """List the tested claims with their verdicts, one line a claim."""
-    groups = {claim: group for claim, group in group_verdicts(verdicts).items() if claim.judge is not None}
-    return "\n".join(item(f"{claim.text} {_capitalize(format_verdicts(group))}.") for claim, group in groups.items())
-
-
-def _capitalize(text: str) -> str:
-    return text[:1] + text[1:2].upper() + text[2:]

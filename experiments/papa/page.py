@@ -11,7 +11,7 @@ from experiments.common.claims import DASH, Verdict
 from experiments.common.comparison import where
 from experiments.common.figures import label_axes, new_figure
 from experiments.common.papers import Paper
-from experiments.common.parts import Figure, Page, Table, count_verdicts, item, verdict_items
+from experiments.common.parts import Figure, Page, Table, count_verdicts, item
 from experiments.papa.claims import CLAIMS, DATA_FREE, NAMES, Tables
 from experiments.papa.run import ELSEWHERE, OTHERS, SOURCES, TASKS
 from regard.constants.patterns import BRIGHTER, NEIGHBORHOOD
@@ -40,15 +40,16 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         "papa",
         "PAPA on MiniLM",
         [
+            "What do tasks lose when heads give their average attention? *How Much Does Attention Actually Attend?* "
+            "(Hassid et al. 2022, arXiv 2211.03495) tested BERT, RoBERTa and DeBERTa. Here the encoder has 72 heads: "
+            "`python -m experiments.papa.run --data DIR`.",
             fractions,
             figure,
-            "Average constants, heads selected by lambda; means over three seeds ± half the 95 % interval (Student's "
-            "t). *How Much Does Attention Actually Attend?* (Hassid et al. 2022, arXiv 2211.03495) tested this on "
-            "BERT, RoBERTa and DeBERTa. Here the encoder has 72 heads: `python -m experiments.papa.run --data DIR`.",
+            "Average constants, heads selected by lambda, by the share that stays dynamic; means over three seeds ± "
+            "half the 95 % interval (Student's t).",
             "## Verdicts",
-            f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. All claims of the paper, "
+            f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Each with its verdict, "
             "published numbers and the rules are in [claims.md](claims.md). The rules were written after the runs.",
-            verdict_items(verdicts),
             "## Settings and cost",
             f"{record['model']['name']} (weights sha256 {record['model']['sha256'][:12]}…), torch "
             f"{record['versions']['torch']}, transformers {record['versions']['transformers']}. 1,000 to 1,600 "

@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.common.claims import DASH, NOT_RUN, Verdict, format_difference, format_interval
 from experiments.common.comparison import ACCURACY, format_p_value, paired, where
 from experiments.common.papers import Paper
-from experiments.common.parts import Page, Table, check_runs, count_verdicts, join_words, verdict_items
+from experiments.common.parts import Page, Table, check_runs, count_verdicts, join_words
 from experiments.prescale.claims import CLAIMS, published
 from experiments.prescale.figures import make_figures, read_data
 from experiments.prescale.tables import Tables
@@ -42,16 +42,16 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         "prescaling",
         "Pre-scaling on MiniLM",
         [
+            "*Does RoBERTa Perform Better than BERT in Continual Learning* (Bai et al. 2024, arXiv 2410.05648) used "
+            "BERT-base and RoBERTa-base; this is a small encoder: `python -m experiments.prescale.run STREAM --data "
+            "DIR`.",
             main_table(tables),
             smoothing,
             "Accuracy after the last task (ACC, among the classes of a text's own task) and forgetting (FGT), means "
-            "over seeds ± half the 95 % interval (Student's t). *Does RoBERTa Perform Better than BERT in Continual "
-            "Learning* (Bai et al. 2024, arXiv 2410.05648) used BERT-base and RoBERTa-base; this is a small encoder: "
-            "`python -m experiments.prescale.run STREAM --data DIR`.",
+            "over seeds ± half the 95 % interval (Student's t).",
             "## Verdicts",
-            f"Counted stream by stream: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published "
-            "numbers, claims that were not tested and the rules are in [claims.md](claims.md).",
-            verdict_items(verdicts),
+            f"Counted stream by stream: {count_verdicts([one for one in verdicts if one.claim.judge])}. Each claim "
+            "with its verdicts, published numbers and the rules are in [claims.md](claims.md).",
             "## What follows",
             describe_results(tables),
             "## Settings and cost",

@@ -9,7 +9,7 @@ from experiments.common.claims import DASH, Verdict, format_interval
 from experiments.common.comparison import where
 from experiments.common.figures import label_axes, new_figure
 from experiments.common.papers import Paper
-from experiments.common.parts import Figure, Page, Table, count_verdicts, join_words, verdict_items
+from experiments.common.parts import Figure, Page, Table, count_verdicts, join_words
 from experiments.sinks.claims import ARCHITECTURE, CLAIMS, MARGIN, rate
 from experiments.sinks.tables import BASELINE, SINK, STAR, Tables, format_mean, format_positions
 from regard.report import colors
@@ -58,19 +58,20 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         "sinks",
         "Attention sinks in a small decoder",
         [
+            "*When Attention Sink Emerges in Language Models* (Gu et al. 2025, arXiv 2410.10781) used 60M parameters "
+            f"and more. This is a decoder of {tables.record['model']['parameters'] / 1e6:.1f}M parameters, of which each "
+            "row changes one thing: `python -m experiments.sinks.run --data TEXT`.",
             shown,
             figure,
             "Means over seeds ± half the 95 % interval (Student's t). Sink₁ and virtual sink: per cent of heads × "
             f"samples that give the first token, or what is beside the tokens, more than ε = {tables.epsilon:g} of "
             f"their attention. Strongest: the position from 0 with the highest rate, in seeds where it is at least "
             f"{SINK:g} %. {STAR}: measured on |A| / Σ|A|. †: against the row with the same sequences. ‡: other tokens "
-            "or sequences, losses not comparable. *When Attention Sink Emerges in Language Models* (Gu et al. 2025, "
-            "arXiv 2410.10781) used 60M parameters and more: `python -m experiments.sinks.run --data TEXT`.",
+            "or sequences, losses not comparable.",
             "## Verdicts",
-            f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Published numbers, "
-            f"untested claims and the rules are in [claims.md](claims.md). A loss counts as no higher if its whole "
+            f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Each with its verdict, "
+            f"published numbers and the rules are in [claims.md](claims.md). A loss counts as no higher if its whole "
             f"interval is below {MARGIN:g} nats.",
-            verdict_items(verdicts),
             "## Settings and cost",
             describe_settings(tables),
             describe_recipe(tables),
