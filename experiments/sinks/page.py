@@ -59,8 +59,8 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         "Attention sinks in a small decoder",
         [
             "*When Attention Sink Emerges in Language Models* (Gu et al. 2025, arXiv 2410.10781) used 60M parameters "
-            f"and more. This is a decoder of {tables.record['model']['parameters'] / 1e6:.1f}M parameters, of which each "
-            "row changes one thing: `python -m experiments.sinks.run --data TEXT`.",
+            f"and more. This is a decoder of {tables.record['model']['parameters'] / 1e6:.1f}M parameters, of which "
+            "each row changes one thing: `python -m experiments.sinks.run --data TEXT`.",
             shown,
             figure,
             "Means over seeds ± half the 95 % interval (Student's t). Sink₁ and virtual sink: per cent of heads × "
