@@ -51,15 +51,13 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "10 points above that of the linear head, and that with the task known at most 2 below.",
             "## Means of `sapt` and `replay-lora` over both streams",
             means,
-            "## Runs",
-            runs,
             f"AP in per cent. `stdlib-split` and {TASKS} tasks of `mixed` ([routing.md](routing.md)), MiniLM, seed "
             f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text. One seed and one small encoder: "
             "larger models and longer training may want lower rates; `--search-learning-rates` finds them.",
         ],
         (runs, means),
         (),
-        [("rates-runs.csv", "all runs"), (RECORD, "versions")],
+        [("rates-runs.csv", "the same, unrounded"), (RECORD, "versions")],
     )
 
 

@@ -12,7 +12,7 @@ from experiments.common.parts import Page, Table, count_verdicts, item, join_wor
 from experiments.sapt.analysis_tables import case_table, curve_table, describe_decoder
 from experiments.sapt.claims import CLAIMS, LLAMA, T5
 from experiments.sapt.figures import make_figures
-from experiments.sapt.run import list_rows
+from experiments.sapt.run import ROWS, list_rows
 from experiments.sapt.tables import PUBLISHED, SAPT, SCORED, UNREFLECTED, WHEN, Tables
 
 SCORES = {
@@ -52,8 +52,9 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "AP: accuracy after the last task among the labels of all tasks (no task id); F.Ra: loss since each task's "
             "best; own learning: accuracy of each task just learnt, among its own labels; s: seconds of training. "
             "Means over runs (a seed with an order) ± half the 95 % interval (Student's t).",
-            "`sapt` has Regard's gate (`gate=open`), which learns a task's rows before the adapter, and that begins as "
-            "the one before it; the published gate is in `sapt, gate published`.",
+            f"`sapt` is here `--set {describe_row(SAPT)}`, not the default of `--method sapt`, whose router is not "
+            "trained ([routing.md](routing.md) compares both): with `gate=open` the router learns a task's rows before "
+            "the adapter, which begins as the one before it. `sapt, gate published` has the published gate.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Each with its verdict, "
             "published numbers and the rules are in [claims.md](claims.md).",
@@ -85,6 +86,11 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
 
 
 # -- text ------------------------------------------------------------------------------------------------------------
+
+
+def describe_row(row: str) -> str:
+    """Return the settings of a row as the command line takes them."""
+    return " ".join(f"{name}={value}" for name, value in ROWS[row].settings.items())
 
 
 def describe_settings(tables: Tables) -> str:

@@ -72,16 +72,13 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"{MARGIN:g} points of the best of them.",
             "## Means of `sapt` and `replay-lora`",
             means,
-            "## Runs",
-            runs,
             f"AP in per cent. {TASKS} tasks of `mixed` ([routing.md](routing.md)) with {ROWS[0]} and with {ROWS[1]} "
             f"training rows each, of which three epochs are 9 and 24 steps; MiniLM, seed {SEED}, defaults of the scale "
-            f"`laptop` but {LENGTH} tokens a text. Seconds are of "
-            "training, on a busy machine. One seed and one small encoder.",
+            f"`laptop` but {LENGTH} tokens a text. One seed and one small encoder.",
         ],
         (runs, means),
         (),
-        [("steps-runs.csv", "all runs"), (RECORD, "versions")],
+        [("steps-runs.csv", "the same, unrounded"), (RECORD, "versions")],
     )
 
 
