@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -213,3 +214,19 @@ def test_texts_to_choose_by_are_in_no_stream_of_the_page(data_folder: Path) -> N
         for task in read_named(name, 1, str(data_folder)).tasks:
             shared = texts & {*task.train.texts, *task.test.texts}
             assert shared <= {("InvalidStateError: The operation is not allowed in this state.",)}, task.name
+
+
+def test_the_page_shows_gains_by_stream_paired_by_seed() -> None:
+    rows = [
+        ("development", "means", 1, 0.50, 0.5, 1.0, 2.0),
+        ("development", "means", 2, 0.60, 0.5, 1.0, 2.0),
+        ("development", "means and maxima", 1, 0.75, 0.5, 1.0, 8.0),
+        ("development", "means and maxima", 2, 0.85, 0.5, 1.0, 9.0),
+    ]
+    cases = pd.DataFrame(rows, columns=[*candidates_page.COLUMNS["cases"]])
+    made = candidates_page.overview(candidates_page.Tables(cases, {}), ("development", "long"))
+    assert made.head == ("router", "development", "long", "kept, MiB")
+    assert [line[0] for line in made.rows] == ["means", "means and maxima"]
+    assert made.rows[0][1].startswith("0.550 ±")
+    assert made.rows[0][2:] == ["–", "2.0"]
+    assert made.rows[1][1:] == ["+0.250 ± 0.000", "–", "8.5"]
