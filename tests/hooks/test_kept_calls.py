@@ -55,7 +55,7 @@ def test_steps_are_reduced_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None
     own_reduce = observe.reduce
     monkeypatch.setattr(observe, "reduce", reduce)
     measured(llama(), [5, *[1] * 7])
-    assert queries == [7, 7]
+    assert queries == [5, 7, 7]  # of the prompt of both layers at once
 
 
 def test_what_blocks_write_to_their_inputs_is_not_what_was_returned() -> None:

@@ -35,6 +35,7 @@ class Reduction:
         backends: Which backends compute it; blocks of rows compute every reduction of weights.
         requires: Reductions that are computed with it.
         joins_layers: Whether it is so much smaller than activations that several layers are held as one tensor.
+        joins_calls: Whether the calls of several layers give the same as one call of all their samples.
         compute: Of weights its definition, from `DenseWeights`. Of vectors None where a call has nothing of the kind.
     """
 
@@ -48,6 +49,7 @@ class Reduction:
     backends: frozenset[Backend] = frozenset()
     requires: tuple[str, ...] = ()
     joins_layers: bool = True
+    joins_calls: bool = True
     compute: Callable[[Any], Any]
 
 
@@ -203,10 +205,11 @@ _REDUCTIONS = (
         name="weights",
         axis="call",
         joins_layers=False,
+        joins_calls=False,
         backends=frozenset({"tiles"}),
         compute=lambda dense: dense.counted[dense.whole_samples].sum(0),
     ),
-    _whole(name="spectral_bound", axis="sample", compute=_spectral_bound),
+    _whole(name="spectral_bound", axis="sample", joins_calls=False, compute=_spectral_bound),
 )
 BY_POSITION = frozenset({"first_mass", "distance"})
 """Those that count positions, which blocks of rows alone know where padding stands between tokens."""

@@ -152,6 +152,12 @@ class ForwardContext:
         if self.encoder_mask is not None and len(self.encoder_mask) == 1:
             self.encoder_mask = self.encoder_mask.expand(batch, -1)
 
+    def copy_inputs(self) -> None:
+        """Hold copies of what the caller may write to after the forward: token ids, and masks that are as they came."""
+        for name in ("tokens", "token_mask", "encoder_mask"):
+            value = getattr(self, name)
+            setattr(self, name, None if value is None else value.clone())
+
     def query_mask(self, count: int) -> Tensor | None:
         """Return the mask of this forward's `count` queries; None if none is padding."""
         if self.token_mask is None:

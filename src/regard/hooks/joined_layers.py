@@ -60,7 +60,7 @@ def _signature(layer: Observation, tensors: dict[str, Tensor]) -> Any:
     """Return what layers must have in common."""
     optional = (layer.token_ids, layer.modality, layer.query_token_ids, layer.query_modality)
     shapes = [None if tensor is None else tensor.shape for tensor in optional]
-    named = [(name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in tensors.items()]
+    named = [(name, tensor.shape, tensor.dtype, tensor.device) for name, tensor in sorted(tensors.items())]
     return layer.site, layer.causal, layer.virtual_key, *shapes, *named
 
 

@@ -17,7 +17,6 @@ from regard.attention.call import AttentionCall
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
-from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.attention_function import Observer
 from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.fidelity import verify_routing
@@ -25,6 +24,7 @@ from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
+from regard.hooks.layer_copies import split_samples
 from regard.hooks.modalities import RootTokens, TokenModalities, describe_one_modality
 from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
@@ -32,10 +32,11 @@ from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
-from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs
+from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
-from regard.hooks.selection import EMBEDDING_LAYER, check_layers, needing_whole_rows, needs_any, required_reductions
+from regard.hooks.selection import EMBEDDING_LAYER, WantedReductions, check_layers, needing_whole_rows, needs_any
 from regard.hooks.sequences import Sequences, find_site
+from regard.hooks.waiting_calls import Place, may_wait
 from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass
 
@@ -99,12 +100,8 @@ class Watch(Observer, Readings):
         part: str | None = None,
     ) -> None:
         super().__init__(type(model).__name__, {statistic.name: statistic for statistic in statistics})
-        self._names: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
-        for name in required_reductions(statistics):
-            self._names[REDUCTIONS[name].source].append(name)
-        num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
-        self._request = ReductionRequest(names=frozenset(self._names["weights"]), num_first_keys=num_first_keys)
-        self._of_hidden = [one.name for one in statistics if needs_any(one, self._names["hidden"])]
+        self._wanted = WantedReductions(statistics)
+        self._of_hidden = [one.name for one in statistics if needs_any(one, self._wanted.hidden)]
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
         self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
@@ -122,8 +119,8 @@ class Watch(Observer, Readings):
         """The position of the latest call."""
         self._kept: dict[tuple[nn.Module, int], KeptCalls] = {}
         """Steps with a cache that are not reduced yet, by module and layer."""
-        self._is_kept = False
-        """Whether the latest call is one of them."""
+        self._is_kept = self._waits = False
+        """Whether the latest call is one of them, and whether it waits to be reduced with those of other layers."""
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -146,7 +143,7 @@ class Watch(Observer, Readings):
         stacks = list(self.stacks.values())
         for key in [key for key in self._kept if self.locations[key[0]][0] is sequences]:
             self._reduce_kept(*key)
-        for observations in sequences.finish(find_site(sequences, stacks), self._request.num_first_keys):
+        for observations in sequences.finish(find_site(sequences, stacks), self._wanted.request.num_first_keys):
             if self._modalities is not None:
                 observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
             if sequences is stacks[-1]:
@@ -156,7 +153,7 @@ class Watch(Observer, Readings):
             for name, statistic in self.statistics.items():
                 if not (sequences.lacks_hidden and name in self._of_hidden):
                     layers = joined if takes_joined(statistic) else observations
-                    self._take(name, partial(statistic.update, layers))
+                    self._take(name, partial(statistic.add_later, layers))
 
     def _check_attention(self) -> None:
         """Raise a UserError if no selected layer of the forwards so far has the attention that statistics need."""
@@ -199,7 +196,7 @@ class Watch(Observer, Readings):
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
-            for block in stack.blocks if self._names["hidden"] else ():
+            for block in stack.blocks if self._wanted.hidden else ():
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
@@ -208,6 +205,7 @@ class Watch(Observer, Readings):
     ) -> None:
         root_tokens = self._root.of_stack(module)
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last, root_tokens)
+        forward.copy_inputs()
         if forward.offset == 0:
             self._finish(sequences)
             others = [other for other in self.stacks.values() if other is not sequences and other.offered is not None]
@@ -222,6 +220,7 @@ class Watch(Observer, Readings):
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
         is_open = sequences.forward is not None
+        self._reduce_waiting(sequences)
         sequences.end(read_cache(output))
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module, routed=True)
@@ -246,7 +245,7 @@ class Watch(Observer, Readings):
 
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
-        names = self._names["hidden"]
+        names = self._wanted.hidden
         if not names or sequences.lacks_hidden or not self._is_observed(index):
             return
         if sequences.add_hidden(index, hidden, names):
@@ -276,7 +275,7 @@ class Watch(Observer, Readings):
         if is_first:
             self._add_hidden(sequences, EMBEDDING_LAYER, sequences.embeddings)
             sequences.embeddings = None
-        has_values = self._names["vectors"] or self._names["projection"]
+        has_values = self._wanted.vectors or self._wanted.projection
         if not self._is_observed(position.layer) or (position.is_repeat and not has_values):
             return None
         queries = call.query.shape[2]
@@ -286,19 +285,19 @@ class Watch(Observer, Readings):
                 f"cannot observe padding in {sequences.name}: the attention mask has {query_mask.shape[-1]} tokens "
                 f"where {queries} attend; leave out padding, one sequence per batch"
             )
-        self._is_kept = False
         call = replace(call, query_mask=query_mask)
-        if kind == "cross":
-            return forward.place_across(call), self._request
         dropped, keys = sequences.find_keys(kind, call)
-        call = forward.place(call, dropped)
-        is_whole = not dropped and keys == call.key.shape[2]
+        call = forward.place_across(call) if kind == "cross" else forward.place(call, dropped)
+        is_whole = kind == "self" and not dropped and keys == call.key.shape[2]
         self._is_kept = is_whole and self._can_keep(forward, position, call)
-        return call, ReductionRequest() if position.is_repeat or self._is_kept else self._request
+        may_join = self._wanted.join_calls and not self._is_kept and not position.is_repeat
+        self._waits = may_join and may_wait(call)
+        is_later = position.is_repeat or self._is_kept or self._waits
+        return call, ReductionRequest() if is_later else self._wanted.request
 
     def _can_keep(self, forward: ForwardContext, position: CallPosition, call: AttentionCall) -> bool:
         """Return whether a call is a step with a cache that may be reduced together with later ones."""
-        if self._names["projection"] or position.is_repeat or position.part:
+        if self._wanted.projection or position.is_repeat or position.part:
             return False
         return bool(forward.offset) and not forward.has_room and can_keep(call)
 
@@ -314,18 +313,25 @@ class Watch(Observer, Readings):
             sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
             return
         if position.is_repeat:  # add the same call with all of its values instead
+            self._reduce_waiting(sequences)
             latest, latest_output, reductions, before = sequences.latest[kind]
             layer.take_back(before, latest.query.shape[2])
-            reductions = reductions or reduce(latest, self._request)  # it may have been kept
+            reductions = reductions or reduce(latest, self._wanted.request)  # it may have been kept
             call = replace(latest, value=torch.cat([latest.value, call.value], dim=-1))
             output = torch.cat([latest_output, output], dim=-1)
         sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
         first_key, keys = sequences.find_keys(kind, call)
-        self._add_call(module, layer, call, reductions, first_key, keys)
-        if not self._names["projection"]:
+        tokens = {"start": sequences.start, "first_key": first_key, "keys": keys}
+        place = Place.of(call, layer, is_self=kind == "self", **tokens)
+        if self._waits:
+            if sequences.waiting.add(call, place, most=sequences.num_blocks):
+                self._reduce_waiting(sequences)
+            return
+        self._add_call(module, place, call, reductions)
+        if not self._wanted.projection:
             return
         projection, mass = self._find_projection(sequences, path, call), reductions.get("column_mass")
-        weighs = "value_weighted_sum" in self._names["projection"]
+        weighs = "value_weighted_sum" in self._wanted.projection
         version = None if output.is_inference() else output._version
         output = output.clone() if weighs and version is None else output  # nobody can tell whether it is written to
 
@@ -336,7 +342,7 @@ class Watch(Observer, Readings):
                     "leave out value_weighted_mass"
                 )
             outputs = HeadOutputs(path, call, output, received, output_weight(projection, received.dtype), mass)
-            projected = {name: REDUCTIONS[name].compute(outputs) for name in self._names["projection"]}
+            projected = {name: REDUCTIONS[name].compute(outputs) for name in self._wanted.projection}
             layer.add_tensors(projected, first_key=first_key, keys=keys)
 
         self.projection_inputs.expect(projection, path, output, read)
@@ -353,37 +359,33 @@ class Watch(Observer, Readings):
     def _reduce_kept(self, module: nn.Module, index: int) -> None:
         """Add the kept steps of a layer to its reductions."""
         call = self._kept.pop((module, index)).join()
-        layer = self.locations[module][0].layer("self", index)
-        self._add_call(module, layer, call, reduce(call, self._request), 0, call.key.shape[2])
+        sequences = self.locations[module][0]
+        layer = sequences.layer("self", index)
+        place = Place.of(call, layer, is_self=True, start=sequences.start, first_key=0, keys=call.key.shape[2])
+        self._add_call(module, place, call, reduce(call, self._wanted.request))
 
-    def _add_call(
-        self,
-        module: nn.Module,
-        layer: LayerAccumulator,
-        call: AttentionCall,
-        reductions: dict[str, Tensor],
-        first_key: int,
-        keys: int,
-    ) -> None:
+    @torch.no_grad()
+    def _reduce_waiting(self, sequences: Sequences) -> None:
+        """Add the calls that wait to the reductions of their layers."""
+        for call, places in sequences.waiting.take():
+            with torch.autocast(call.query.device.type, enabled=False):
+                io = AttentionIO(call, no_projection, places[0].is_self)
+                tensors = self._wanted.of_call(io, reduce(call, self._wanted.request))
+            for place, part in zip(places, split_samples(tensors, len(places)), strict=True):
+                place.add(part)
+
+    def _add_call(self, module: nn.Module, place: Place, call: AttentionCall, reductions: dict[str, Tensor]) -> None:
         """Add a call to a layer: the reductions of its weights, and those of its vectors."""
         sequences, path = self.locations[module]
         kind, members = attention_kind(path, module), None
-        if self._modalities is not None and ModalityMass.name in self._names["vectors"]:
+        if self._modalities is not None and ModalityMass.name in self._wanted.vectors:
+            first_key = place.first_key
             members = self._modalities.of_keys(sequences.stack.module, kind, sequences.token_ids, call, first_key)
 
         def find_weight() -> Tensor:
             return output_weight(self._find_projection(sequences, path, call), call.query.dtype)
 
-        io = AttentionIO(call, find_weight, kind == "self", members)
-        tensors = {name: reductions[name] for name in self._request.names}
-        if "first_mass" in tensors:
-            tensors["first_mass"] = tensors["first_mass"][..., : self._request.num_first_keys]
-        vectors = {name: REDUCTIONS[name].compute(io) for name in self._names["vectors"]}
-        tensors |= {name: tensor for name, tensor in vectors.items() if tensor is not None}
-        virtual_key = call.operation is not None and call.operation.has_extra_column
-        start = sequences.forward.offset if sequences.forward is not None else 0
-        queries = slice(start, start + call.query.shape[2])
-        layer.add_attention(tensors, queries=queries, first_key=first_key, keys=keys, virtual_key=virtual_key)
+        place.add(self._wanted.of_call(AttentionIO(call, find_weight, place.is_self, members), reductions))
 
     def _find_projection(self, sequences: Sequences, path: str, call: AttentionCall) -> nn.Linear | Conv1D:
         width = call.query.shape[1] * call.value.shape[-1]

@@ -23,6 +23,8 @@ from regard.hooks.modalities import modality_mass
 
 ROWS = 256
 """Queries whose mask is multiplied at once."""
+SMALLEST_NORM = 1e-12
+"""What a smaller norm is taken for where it divides."""
 MAX_GATE = 1000.0
 """Largest factor between an entry of an output and what is projected of it, over that of their root mean squares."""
 
@@ -65,6 +67,11 @@ class AttentionIO:
     members: Bool[Tensor, "batch key member"] | None = None
 
 
+def no_projection() -> Tensor:
+    """Stand for W_O where calls of several layers are one: what needs it is not computed of these."""
+    raise AssertionError("there is no output projection of several layers")
+
+
 @dataclass(frozen=True)
 class HeadOutputs:
     """One attention call, its output, and what the output projection receives in the place of the output.
@@ -83,6 +90,23 @@ class HeadOutputs:
     def projections(self) -> HeadProjections:
         """W_O by head."""
         return HeadProjections(self.weight, self.output.shape[1])
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """Hidden states in float32 or float64, and their norms."""
+
+    states: Float[Tensor, "batch token width"]
+
+    @cached_property
+    def norm(self) -> Float[Tensor, "batch token"]:
+        """The L2 norm of each token's."""
+        return self.states.norm(dim=-1)
+
+    @property
+    def direction(self) -> Float[Tensor, "batch token width"]:
+        """Hidden states of norm 1; zero where they are."""
+        return self.states / self.norm.clamp(min=SMALLEST_NORM)[..., None]
 
 
 def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
@@ -189,6 +213,7 @@ _REDUCTIONS = (
     _of_keys(
         name="value_output_norm",
         steps="write",
+        joins_calls=False,
         compute=lambda io: HeadProjections(io.projection(), io.call.query.shape[1]).norm(
             io.call.expand_groups(io.call.value)
         ),
@@ -199,6 +224,7 @@ _REDUCTIONS = (
         axis="query",
         steps="concat",
         packed=False,
+        joins_calls=False,
         compute=lambda io: None if io.members is None else modality_mass(io.call, io.members),
     ),
     Reduction(
@@ -216,9 +242,16 @@ _REDUCTIONS = (
         requires=("column_mass",),
         compute=_value_weighted_sum,
     ),
-    _hidden(name="hidden_norm", axis="token", steps="concat", compute=lambda hidden: hidden.norm(dim=-1)),
-    _hidden(name="direction", axis="sample", steps="add", compute=lambda hidden: normalize(hidden, dim=-1)),
-    _hidden(name="hidden", axis="token", steps="concat", joins_layers=False, compute=lambda hidden: hidden),
+    _hidden(name="hidden_norm", axis="token", steps="concat", compute=lambda hidden: hidden.norm),
+    _hidden(name="direction", axis="sample", steps="add", compute=lambda hidden: hidden.direction),
+    _hidden(
+        name="hidden",
+        axis="token",
+        steps="concat",
+        joins_layers=False,
+        joins_calls=False,
+        compute=lambda hidden: hidden.states,
+    ),
 )
 REDUCTIONS: dict[str, Reduction] = WEIGHT_REDUCTIONS | {reduction.name: reduction for reduction in _REDUCTIONS}
 """Every reduction by name.

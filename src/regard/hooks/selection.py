@@ -1,11 +1,14 @@
 """What a block is asked to measure: the reductions that its statistics need, and its layers."""
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
+
+from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
-from regard.hooks.reductions import REDUCTIONS
+from regard.hooks.reductions import REDUCTIONS, AttentionIO
 from regard.statistics import PerturbationSpread, Statistic
 
 EMBEDDING_LAYER = -1
@@ -37,6 +40,36 @@ def required_reductions(statistics: Sequence[Statistic]) -> list[str]:
             )
     needs = frozenset[str]().union(*(statistic.needs for statistic in statistics))
     return sorted(needs.union(*(REDUCTIONS[name].requires for name in needs)))
+
+
+class WantedReductions:
+    """The reductions that statistics need.
+
+    Attributes:
+        request: Those of weights.
+        vectors: Names of those of queries, keys and values.
+        projection: Names of those of what output projections receive.
+        hidden: Names of those of hidden states.
+        join_calls: Whether calls of several layers may be reduced as one.
+    """
+
+    def __init__(self, statistics: Sequence[Statistic]) -> None:
+        by_source: dict[str, list[str]] = {"weights": [], "vectors": [], "projection": [], "hidden": []}
+        for name in required_reductions(statistics):
+            by_source[REDUCTIONS[name].source].append(name)
+        weights, self.vectors, self.projection, self.hidden = by_source.values()
+        num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
+        self.request = ReductionRequest(names=frozenset(weights), num_first_keys=num_first_keys)
+        of_call = (REDUCTIONS[name] for name in weights + self.vectors)
+        self.join_calls = not self.projection and all(reduction.joins_calls for reduction in of_call)
+
+    def of_call(self, io: AttentionIO, reductions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return those of a call's weights, of which more may be known, and those of its vectors."""
+        tensors = {name: reductions[name] for name in self.request.names}
+        if "first_mass" in tensors:
+            tensors["first_mass"] = tensors["first_mass"][..., : self.request.num_first_keys]
+        vectors = {name: REDUCTIONS[name].compute(io) for name in self.vectors}
+        return tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None}
 
 
 def check_layers(layers: Any, count: int) -> frozenset[int]:

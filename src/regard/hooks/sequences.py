@@ -20,10 +20,12 @@ from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.cached_keys import check_same_keys
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
+from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
-from regard.hooks.modules import Stack, cross_site, masks_padding
+from regard.hooks.modules import Stack, cross_site, masks_padding, num_blocks
 from regard.hooks.numbering import BlockCounter, CallPosition
-from regard.hooks.reductions import REDUCTIONS, to_acc_dtype
+from regard.hooks.reductions import REDUCTIONS
+from regard.hooks.waiting_calls import WaitingCalls
 from regard.statistics import Observation
 
 
@@ -39,14 +41,16 @@ class Sequences:
         needs_whole: Names of statistics that cannot be told of packed rows.
         embeddings: Input of the first layer, until the first attention call has said how tokens belong together.
         counter: Which block the forward is in.
+        num_blocks: How many blocks the stack has at most.
         latest: The latest call of each kind, its output and reductions, and the tensors of its layer before it.
         lengths: The queries of each call of self-attention in the latest forward, by layer.
+        waiting: Calls of the forward under way that are not reduced yet.
         lacks_hidden: Its hidden states are not (batch, token, width).
     """
 
     def __init__(self, stack: Stack, needs_whole: Sequence[str] = ()) -> None:
         self.stack, self.name, self.needs_whole = stack, type(stack.module).__name__, needs_whole
-        self.counter = BlockCounter(stack)
+        self.counter, self.num_blocks = BlockCounter(stack), num_blocks(stack)
         self.role: str | None = None
         self._is_role_known = False
         self.encoder_tokens: Tensor | None = None
@@ -61,6 +65,7 @@ class Sequences:
         self.forward: ForwardContext | None = None
         self.last: ForwardContext | None = None
         self.embeddings: Tensor | None = None
+        self.waiting, self._waiting_hidden = WaitingCalls(), WaitingHidden()
         self.latest: dict[str, tuple[AttentionCall, Tensor, dict[str, Tensor], dict[str, Tensor]]] = {}
         self._layers: dict[tuple[str, int], list[LayerAccumulator]] = {}
         """The parts of each layer, by kind and number: one unless the layer is called for several samples."""
@@ -106,9 +111,13 @@ class Sequences:
         """Return whether a cache is the one that the latest forward here has returned."""
         return cache is not None and self._cache is not None and self._cache() is cache
 
+    @torch.no_grad()
     def end(self, cache: Any = None) -> None:
         """End the forward under way, which returns a cache or none."""
         self._cache = ref(cache) if isinstance(cache, Cache) else None
+        if self.forward is not None:
+            for hidden, layers in self._waiting_hidden.take():
+                self._reduce_hidden(layers, hidden, self.forward.offset, is_row=False)
         self.forward = None
         self.latest = {}
         self.counter.end()
@@ -229,6 +238,11 @@ class Sequences:
         tokens = tokens if self.role == "encoder" else max(tokens, self._length)
         return max(tokens - keys, 0), min(keys, tokens)
 
+    @property
+    def start(self) -> int:
+        """Position of the first token of the forward under way."""
+        return 0 if self.forward is None else self.forward.offset
+
     def layer(self, kind: str, index: int, part: int = 0) -> LayerAccumulator:
         """Return the reductions of a layer so far, of its calls of index `part`."""
         parts = self._layers.setdefault((kind, index), [])
@@ -260,7 +274,9 @@ class Sequences:
                 self._reduce_kept_hidden(layer, first + 1)
         else:
             self._reduce_kept_hidden(layer, first)
-            self._reduce_hidden(layer, hidden, first, is_row=is_row)
+            most = 0 if is_row or self.forward.segments is not None else self.num_blocks + 1  # with the embeddings
+            if not self._waiting_hidden.add(hidden, layer, self._hidden_names, most=most):
+                self._reduce_hidden([layer], hidden, first, is_row=is_row)
         return True
 
     def _reduce_kept_hidden(self, layer: LayerAccumulator, end: int) -> None:
@@ -268,27 +284,12 @@ class Sequences:
         if layer.kept_hidden:
             hidden = torch.cat(layer.kept_hidden, dim=1)
             layer.kept_hidden = []
-            self._reduce_hidden(layer, hidden, end - hidden.shape[1], is_row=False)
+            self._reduce_hidden([layer], hidden, end - hidden.shape[1], is_row=False)
 
-    def _reduce_hidden(self, layer: LayerAccumulator, hidden: Tensor, first: int, *, is_row: bool) -> None:
-        """Add the reductions of a layer's hidden states, of tokens from `first` on."""
-        hidden = to_acc_dtype(hidden.detach())
-        tensors = {}
-        for reduction in (REDUCTIONS[name] for name in self._hidden_names):
-            tensor = reduction.compute(hidden)
-            is_sum = reduction.axis == "sample" and not is_row
-            tensors[reduction.name] = self._sum_tokens(tensor, first) if is_sum else tensor
-        layer.add_tensors(tensors)
-
-    def _sum_tokens(self, values: Tensor, first: int) -> Tensor:
-        """Sum (batch, token, width) of tokens from `first` on over the real tokens of each sample."""
+    def _reduce_hidden(self, layers: list[LayerAccumulator], hidden: Tensor, first: int, *, is_row: bool) -> None:
+        """Add the reductions of hidden states of tokens from `first` on, whose rows are those of each layer in turn."""
         assert self.last is not None
-        batch, tokens = values.shape[:2]
-        if self.last.segments is not None:
-            alignment = SampleAlignment.from_masks(batch, tokens, None, self.last.segments, values.device)
-            return alignment.sum_tokens(values)
-        mask = self.last.token_mask
-        return values.sum(1) if mask is None else (values * mask[:, first : first + tokens, None]).sum(1)
+        reduce_hidden(hidden, layers, self._hidden_names, self.last, first, sums_tokens=not is_row)
 
     @torch.no_grad()
     def finish(self, site: str, num_first_keys: int) -> list[list[Observation]]:

@@ -8,12 +8,12 @@ from regard.statistics.columns import StatisticRow
 from regard.statistics.dependence import InputDependence
 from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.modalities import ModalityMass
+from regard.statistics.observation import Observation
 from regard.statistics.perturbation import PerturbationSpread
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
 from regard.statistics.statistic import (
     Average,
-    Observation,
     PerLayer,
     SampleValues,
     Statistic,

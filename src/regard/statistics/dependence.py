@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.statistics.columns import StatisticRow
-from regard.statistics.statistic import Observation, Statistic, StatisticInfo
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import Statistic, StatisticInfo
 
 
 def input_dependence(

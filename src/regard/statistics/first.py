@@ -4,8 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from regard.statistics.layers import mean_over_queries
+from regard.statistics.observation import Observation
 from regard.statistics.sinks import alpha_of_keys, sink_rate
-from regard.statistics.statistic import GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import GU, Average, PerLayer, SampleValues, StatisticInfo
 
 
 def num_prepended_tokens(layer: Observation, tokens: int) -> int:
@@ -20,7 +21,7 @@ class TokenFirst(Average):
         super().__init__()
         self.statistic, self.tokens = statistic, tokens
         self.name, self.info, self.needs = statistic.name, statistic.info, statistic.needs
-        self.joins_layers = statistic.joins_layers
+        self.joins_layers, self.joins_batches = statistic.joins_layers, statistic.joins_batches
 
     def sample_values(self, layers: Sequence[Observation]) -> Iterable[SampleValues]:
         return self.statistic.sample_values([self._without_prepended(layer) for layer in layers])
@@ -43,7 +44,7 @@ class FirstAlpha(PerLayer):
         title="α_0", description="Attention to the first token, averaged over all queries.", source=f"{GU}, α_1"
     )
     needs = frozenset({"column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         alpha = alpha_of_keys(layer, layer.tensors["column_mass"])
@@ -66,7 +67,7 @@ class VirtualSink(PerLayer):
         source=f"{GU}, Sink_*",
     )
     needs = frozenset({"virtual_sink_mass", "column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, epsilon: float, tokens: int) -> None:
         super().__init__()

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.statistics.statistic import BAI, GU, Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import BAI, GU, PerLayer, SampleValues, StatisticInfo
 
 TOP = 3
 MASSIVE, MASSIVE_RATIO = 100.0, 1000.0
@@ -19,7 +20,7 @@ LayerFunction = Callable[[PerLayer, Observation, Tensor], Iterator[SampleValues]
 class LayerStatistic(PerLayer):
     """A statistic by a function of a layer and of the first reduction that it needs."""
 
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, name: str, function: LayerFunction, needs: tuple[str, ...], info: StatisticInfo) -> None:
         super().__init__()

@@ -6,8 +6,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.statistics.layers import mean_over_queries
+from regard.statistics.observation import Observation
 from regard.statistics.sinks import PERCENT
-from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
 
 MODALITIES = ("text", "image", "video", "audio", "special")
 """Modalities of tokens; a token's modality is an index of it."""
@@ -33,7 +34,7 @@ class ModalityMass(PerLayer):
         source="Regard",
     )
     needs = frozenset({"modality_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, special: Iterable[int] = ()) -> None:
         super().__init__()

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.statistics.statistic import Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import PerLayer, SampleValues, StatisticInfo
 
 
 def relative_change(

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from regard.statistics.columns import Columns, StatisticRow, make_columns
+from regard.statistics.observation import Observation
 from regard.statistics.sinks import PERCENT, SinkRate, sink_rate, strongest_keys
 from regard.statistics.statistic import (
     BAI,
     GU,
-    Observation,
     PerLayer,
     SampleValues,
     Statistic,
@@ -43,7 +43,7 @@ class CommonSinkRatio(PerLayer):
         source=f"{BAI}, common-sink ratio",
     )
     needs = frozenset({"column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, common: Iterable[int] | None = None, *, top: int = 1, frequent: float = 0.5) -> None:
         super().__init__()
@@ -97,6 +97,7 @@ class CommonSinkRatio(PerLayer):
         """Return the common tokens of a site: `common`, or those that are frequent so far."""
         if self.common is not None:
             return self.common
+        self._settle_samples()
         threshold = self.frequent * self._samples[site]
         return frozenset(token for token, count in self._documents.get(site, Counter()).items() if count > threshold)
 
@@ -194,13 +195,7 @@ class SinksByTokenClass(SinkRate):
 
 
 class SinkTokens(Statistic):
-    """Positions and tokens of the strongest column of each head.
-
-    Attributes:
-        counts: Samples by head, position and token id (−1: unknown), for each site and layer.
-        samples: Samples by site and layer.
-        shape: Heads, and keys of the longest sample, by site and layer.
-    """
+    """Positions and tokens of the strongest column of each head."""
 
     name = "sink_tokens"
     info = StatisticInfo(
@@ -210,12 +205,30 @@ class SinkTokens(Statistic):
         source=f"{BAI}, sink tokens",
     )
     needs = frozenset({"column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
-        self.samples: Counter[tuple[str, int]] = Counter()
-        self.shape: dict[tuple[str, int], tuple[int, int]] = {}
+        self._counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
+        self._samples: Counter[tuple[str, int]] = Counter()
+        self._shape: dict[tuple[str, int], tuple[int, int]] = {}
+
+    @property
+    def counts(self) -> dict[tuple[str, int], Counter[tuple[int, int, int]]]:
+        """Samples by head, position and token id (−1: unknown), for each site and layer."""
+        self._settle_samples()
+        return self._counts
+
+    @property
+    def samples(self) -> Counter[tuple[str, int]]:
+        """Samples by site and layer."""
+        self._settle_samples()
+        return self._samples
+
+    @property
+    def shape(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Heads, and keys of the longest sample, by site and layer."""
+        self._settle_samples()
+        return self._shape
 
     def update(self, layers: Sequence[Observation]) -> None:
         tensors: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}
@@ -230,20 +243,20 @@ class SinkTokens(Statistic):
         for (site, numbers), arrays in _read(tensors).items():
             parts = (np.split(array, len(numbers)) for array in arrays)
             for number, sinks, is_real, keys in zip(numbers, *parts, strict=True):
-                self.counts.setdefault((site, number), Counter()).update(
+                self._counts.setdefault((site, number), Counter()).update(
                     map(tuple, sinks[is_real > 0].reshape(-1, 3).tolist())
                 )
-                self.samples[site, number] += int(is_real.sum())
+                self._samples[site, number] += int(is_real.sum())
                 self._grow((site, number), sinks.shape[1], int(keys.max()))
 
     def _grow(self, key: tuple[str, int], heads: int, keys: int) -> None:
-        self.shape[key] = (heads, max(keys, self.shape.get(key, (0, 0))[1]))
+        self._shape[key] = (heads, max(keys, self._shape.get(key, (0, 0))[1]))
 
     def merge(self, other: SinkTokens) -> None:
         for key, counts in other.counts.items():
-            self.counts.setdefault(key, Counter()).update(counts)
-        self.samples.update(other.samples)
-        for key, shape in other.shape.items():
+            self._counts.setdefault(key, Counter()).update(counts)
+        self._samples.update(other._samples)
+        for key, shape in other._shape.items():
             self._grow(key, *shape)
 
     def result(self) -> list[StatisticRow]:
@@ -252,7 +265,7 @@ class SinkTokens(Statistic):
     def columns(self) -> Iterator[Columns]:
         """Yield a row for each head and position, 0 at positions without a sink, so that means over them are right."""
         for (site, layer), counts in sorted(self.counts.items()):
-            n, shape = self.samples[site, layer], self.shape[site, layer]
+            n, shape = self._samples[site, layer], self._shape[site, layer]
             if not n:
                 continue
             positions = np.zeros(shape, dtype=np.int64)
@@ -269,7 +282,7 @@ class SinkTokens(Statistic):
     def tokens(self) -> list[tuple[str, int, int, int, int, int, float]]:
         """Return rows of site, layer, head, position, token id or −1, count, and share of the samples."""
         return [
-            (site, layer, head, position, token, count, count / self.samples[site, layer])
+            (site, layer, head, position, token, count, count / self._samples[site, layer])
             for (site, layer), counts in sorted(self.counts.items())
             for (head, position, token), count in sorted(counts.items())
         ]
@@ -277,17 +290,17 @@ class SinkTokens(Statistic):
     def state(self) -> dict[str, Tensor]:
         state = {}
         for key, counts in self.counts.items():
-            name = "|".join(map(str, (*key, self.samples[key], *self.shape[key])))
+            name = "|".join(map(str, (*key, self._samples[key], *self._shape[key])))
             state[name] = _to_tensor(((*triple, n) for triple, n in counts.items()), 4)
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.counts, self.samples, self.shape = {}, Counter(), {}
+        self._counts, self._samples, self._shape, self._waiting_samples = {}, Counter(), {}, None
         for name, tensor in state.items():
             site, layer, samples, heads, keys = name.split("|")
             key = (site, int(layer))
-            self.shape[key], self.samples[key] = (int(heads), int(keys)), int(samples)
-            self.counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
+            self._shape[key], self._samples[key] = (int(heads), int(keys)), int(samples)
+            self._counts[key] = Counter({(h, p, t): n for h, p, t, n in tensor.tolist()})
 
 
 def _read(tensors: Mapping[Key, Sequence[Tensor]]) -> dict[Key, list[np.ndarray]]:

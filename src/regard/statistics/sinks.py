@@ -9,7 +9,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.layers import per_key
-from regard.statistics.statistic import BAI, GU, Average, Observation, PerLayer, SampleValues, StatisticInfo
+from regard.statistics.observation import Observation
+from regard.statistics.statistic import BAI, GU, Average, PerLayer, SampleValues, StatisticInfo
 
 PERCENT = 100.0
 PerKey = Float[Tensor, "sample head key"]
@@ -79,7 +80,7 @@ class SinkRate(Average):
         source=f"{GU}, Sink_k^ε",
     )
     needs = frozenset({"column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, epsilons: Sequence[float] = (0.3,), minimum_queries: int = 8) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class ColumnMass(PerLayer):
         source=f"{BAI}, average outer degree",
     )
     needs = frozenset({"column_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def layer_values(self, layer: Observation) -> Iterator[SampleValues]:
         return per_key(self, layer, layer.tensors["column_mass"])
@@ -170,7 +171,7 @@ class FirstMass(PerLayer):
         source=f"{GU}, α_1",
     )
     needs = frozenset({"first_mass"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, num_first_keys: int = 4) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class SinkDeviation(PerLayer):
         source=f"{BAI}, sink deviation",
     )
     needs = frozenset({"column_mass", "column_sum", "column_square"})
-    joins_layers = True
+    joins_layers = joins_batches = True
 
     def __init__(self, top: int = 1) -> None:
         super().__init__()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from regard.errors import UserError
 from regard.statistics.columns import Columns, StatisticRow, make_columns
 from regard.statistics.moments import RunningMoments, expand_mask
+from regard.statistics.observation import Observation
+from regard.statistics.waiting_samples import WaitingSamples
 
 MAX_ALPHA = 1.001
 """α_k is an average of weights: it is above 1 by rounding only."""
@@ -72,6 +74,7 @@ class Statistic(ABC):
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
         special_ids: Token ids whose modality is "special", if it needs modalities.
         joins_layers: It takes several layers as one observation, which costs less; see `Observation.more_layers`.
+        joins_batches: It takes samples of several batches as of one, which costs less, and settles before it is read.
     """
 
     name: str
@@ -80,6 +83,26 @@ class Statistic(ABC):
     num_first_keys: int = 1
     special_ids: frozenset[int] = frozenset()
     joins_layers: bool = False
+    joins_batches: bool = False
+    _waiting_samples: WaitingSamples | None = None
+
+    def add_later(self, layers: Sequence[Observation]) -> None:
+        """Add some samples, with later ones of the same shape if it takes several batches, else by `update` at once."""
+        if not self.joins_batches:
+            self.update(layers)
+            return
+        if self._waiting_samples is None:
+            self._waiting_samples = WaitingSamples()
+        if not self._waiting_samples.add(layers, self.needs):
+            self._settle_samples()
+            if not self._waiting_samples.add(layers, self.needs):
+                self.update(layers)
+
+    def _settle_samples(self) -> None:
+        """Add the samples that wait."""
+        layers = [] if self._waiting_samples is None else self._waiting_samples.take()
+        if layers:
+            self.update(layers)
 
     @abstractmethod
     def update(self, layers: Sequence[Observation]) -> None:
@@ -105,8 +128,9 @@ class Statistic(ABC):
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Replace what was added by a state."""
 
-    def settle(self) -> None:  # noqa: B027 - as most, which leave nothing for later
+    def settle(self) -> None:
         """Compute what is left to compute of the samples so far; reading the statistic does so, too."""
+        self._settle_samples()
 
 
 class Average(Statistic):
@@ -140,12 +164,15 @@ class Average(Statistic):
                 self._add_max_alpha(key, alpha.detach().unflatten(0, (1 + len(key.more_layers), -1)).flatten(1).amax(1))
 
     def merge(self: SelfAverage, other: SelfAverage) -> None:
+        self._settle_samples()
+        other._settle_samples()
         for key, moments in other._moments.items():
             self._moments.setdefault(key, RunningMoments()).merge(moments)
         for key, alpha in other._max_alpha.items():
             self._add_max_alpha(key, alpha)
 
     def settle(self) -> None:
+        self._settle_samples()
         for moments in self._moments.values():
             moments.settle()
 
@@ -155,6 +182,7 @@ class Average(Statistic):
 
     def _check_alpha(self) -> None:
         """Raise a UserError if an α_k is above 1."""
+        self._settle_samples()
         for key, maxima in self._max_alpha.items():
             for layer, alpha in zip((key.layer, *key.more_layers), maxima.tolist(), strict=True):
                 if alpha > MAX_ALPHA:
@@ -166,6 +194,7 @@ class Average(Statistic):
 
     def moments(self) -> Iterator[tuple[StatisticKey, RunningMoments]]:
         """Yield the moments of each group of numbers of a layer, in the order of the table."""
+        self._settle_samples()
         parts: dict[StatisticKey, list[RunningMoments]] = {}
         for key, joined in self._moments.items():
             by_layer = joined.split() if key.more_layers else [joined]
@@ -186,11 +215,12 @@ class Average(Statistic):
             yield from _columns(key, moments)
 
     def state(self) -> dict[str, Tensor]:
+        self._settle_samples()
         state = {json.dumps(("alpha", key)): alpha.double().cpu() for key, alpha in self._max_alpha.items()}
         return state | {json.dumps(("moments", key)): moments.state().cpu() for key, moments in self._moments.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self._moments, self._max_alpha = {}, {}
+        self._moments, self._max_alpha, self._waiting_samples = {}, {}, None
         for name, tensor in state.items():
             kind, (statistic, site, layer, epsilon, axes, more_layers) = json.loads(name)
             key = StatisticKey(statistic, site, layer, epsilon, tuple(axes), tuple(more_layers))
@@ -264,70 +294,3 @@ def _to_layers(key: StatisticKey, values: Shaped[Tensor, "layer_and_sample ..."]
 
 def _order(key: StatisticKey) -> tuple[Any, ...]:
     return key.statistic, key.site, key.epsilon or 0.0, -2 if key.layer is None else key.layer, key.axes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observation:
-    """One attention layer over some samples, whose real tokens begin at position 0; or several of the same shape.
-
-    Attributes:
-        site: "decoder" (causal), "encoder" (bidirectional) or "cross".
-        layer: Index of the layer; −1 for the embeddings.
-        causal: A query sees no key after its own position.
-        length: Real queries of each sample.
-        keys: Real keys of each sample; other than `length` only in cross-attention.
-        token_ids: Token ids of the keys.
-        modality: Modality of the keys, as an index of `MODALITIES`; None of a model that reads text alone.
-        query_token_ids: Token ids of the queries, in cross-attention; else they are those of the keys.
-        query_modality: Modality of the queries, where it is not that of the keys.
-        more_layers: Further layers, for statistics with `joins_layers`. All tensors then hold the samples of `layer`,
-            then the same samples in each of these, one behind the other.
-        virtual_key: A learned key, with a query of its own in the matrix, gets the attention that no token gets.
-        tensors: Reductions by name, shaped as `regard.attention.reduction.Reduction.axis` says, with samples in the
-            place of the batch. Entries beyond the length of a sample are arbitrary.
-    """
-
-    site: str
-    layer: int
-    causal: bool
-    length: Int[Tensor, " sample"]
-    keys: Int[Tensor, " sample"]
-    token_ids: Int[Tensor, "sample key"] | None = None
-    modality: Int[Tensor, "sample key"] | None = None
-    query_token_ids: Int[Tensor, "sample query"] | None = None
-    query_modality: Int[Tensor, "sample query"] | None = None
-    more_layers: tuple[int, ...] = ()
-    virtual_key: bool = False
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """All layers."""
-        return self.layer, *self.more_layers
-
-    def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
-        """Return which of the first `width` positions are keys of a sample."""
-        return torch.arange(width, device=self.keys.device) < self.keys[:, None]
-
-    def attended_keys(self, width: int) -> Bool[Tensor, "sample key"]:
-        """Return which of the first `width` positions are keys of a sample with queries."""
-        return self.key_mask(width) & (self.length > 0)[:, None]
-
-    def query_mask(self, width: int) -> Bool[Tensor, "sample query"]:
-        """Return which of the first `width` positions are queries of a sample."""
-        return torch.arange(width, device=self.length.device) < self.length[:, None]
-
-    def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
-        """Return the number n_k of queries that may see each of the first `width` keys k, counted from 0.
-
-        In a causal site these are the T − k queries from k on and the earlier ones that a prefix or the mask lets see
-        the key, such as the tokens of one image. In other sites all queries count. A window does not lower n_k.
-        """
-        if not self.causal:
-            return self.length[:, None].expand(-1, width)
-        later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
-        early = self.tensors.get("early_query_count")
-        if early is None:
-            return later
-        early = early[:, 0, :width].to(later.dtype)
-        return later + torch.nn.functional.pad(early, (0, width - early.shape[-1]))

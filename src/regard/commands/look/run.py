@@ -34,8 +34,9 @@ from regard.runs.output_dir import check_output_file, write_file
 from regard.runs.provenance import describe_model, describe_run
 from regard.statistics import Statistic, StatisticInfo
 from regard.statistics.layers import MASSIVE, MASSIVE_RATIO, lower_median
+from regard.statistics.observation import Observation
 from regard.statistics.sinks import alpha_of_keys
-from regard.statistics.statistic import MAX_ALPHA, Observation
+from regard.statistics.statistic import MAX_ALPHA
 
 RECORDED_BYTES = 1 << 30
 """Queries and keys of all layers up to this are kept; of larger models the text is read a second time."""

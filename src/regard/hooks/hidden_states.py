@@ -1,0 +1,86 @@
+"""Reductions of hidden states: small ones wait for those of other layers, and are reduced as one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from regard.attention.device_choice import choose_for
+from regard.hooks.accumulate import LayerAccumulator
+from regard.hooks.alignment import SampleAlignment
+from regard.hooks.forward_pass import ForwardContext
+from regard.hooks.layer_copies import LayerCopies, split_samples
+from regard.hooks.reductions import REDUCTIONS, HiddenStates, to_acc_dtype
+
+MAX_ENTRIES = {"cpu": 1 << 14, "cuda": 1 << 24}
+"""Most entries of hidden states that wait: of more, computing takes longer than beginning to."""
+MAX_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""Most memory of those that wait together."""
+
+
+class WaitingHidden:
+    """The hidden states of one forward that wait, by their shape."""
+
+    def __init__(self) -> None:
+        self._groups: dict[Any, tuple[LayerCopies, list[LayerAccumulator]]] = {}
+
+    def add(self, hidden: Tensor, layer: LayerAccumulator, names: Collection[str], *, most: int) -> bool:
+        """Copy hidden states of at most so many layers; return whether they wait, being small, and there is room."""
+        if not all(REDUCTIONS[name].joins_calls for name in names) or not (most and hidden.numel()):
+            return False
+        if hidden.numel() > choose_for(hidden.device, MAX_ENTRIES):
+            return False
+        key, tensors = (hidden.shape, hidden.dtype, hidden.device), {"hidden": hidden.detach()}
+        if key not in self._groups:
+            room = min(most, choose_for(hidden.device, MAX_BYTES) // hidden.nbytes)
+            self._groups[key] = LayerCopies(room, tensors), []
+        copies, layers = self._groups[key]
+        if copies.count == copies.room:
+            return False
+        copies.add(tensors)
+        layers.append(layer)
+        return True
+
+    def take(self) -> Iterator[tuple[Tensor, list[LayerAccumulator]]]:
+        """Yield hidden states, whose rows are those of each of the layers in turn; they wait no longer."""
+        groups, self._groups = self._groups, {}
+        for copies, layers in groups.values():
+            yield copies.join()["hidden"], layers
+
+
+def reduce_hidden(
+    hidden: Tensor,
+    layers: Sequence[LayerAccumulator],
+    names: Collection[str],
+    forward: ForwardContext,
+    first: int,
+    *,
+    sums_tokens: bool,
+) -> None:
+    """Add reductions of hidden states (batch, token, width), whose rows are those of each of the layers in turn.
+
+    Their tokens are those of a forward from `first` on. Reductions by sample are summed over the real tokens of a row,
+    or of each packed sequence in it, unless `sums_tokens` is false.
+    """
+    states = HiddenStates(to_acc_dtype(hidden.detach()))
+    tensors = {}
+    for reduction in (REDUCTIONS[name] for name in names):
+        tensor = reduction.compute(states)
+        is_sum = sums_tokens and reduction.axis == "sample"
+        tensors[reduction.name] = _sum_tokens(tensor, len(layers), forward, first) if is_sum else tensor
+    for layer, part in zip(layers, split_samples(tensors, len(layers)), strict=True):
+        layer.add_tensors(part)
+
+
+def _sum_tokens(values: Tensor, layers: int, forward: ForwardContext, first: int) -> Tensor:
+    """Sum (batch, token, width) over the real tokens of each sample."""
+    batch, tokens = values.shape[:2]
+    if forward.segments is not None:
+        return SampleAlignment.from_masks(batch, tokens, None, forward.segments, values.device).sum_tokens(values)
+    mask = forward.token_mask
+    if mask is None:
+        return values.sum(1)
+    weights = mask[:, first : first + tokens, None]
+    return (values * (weights if layers == 1 else weights.repeat(layers, 1, 1))).sum(1)

@@ -1,0 +1,76 @@
+"""What a statistic is told of samples: the reductions of a layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One attention layer over some samples, whose real tokens begin at position 0; or several of the same shape.
+
+    Attributes:
+        site: "decoder" (causal), "encoder" (bidirectional) or "cross".
+        layer: Index of the layer; −1 for the embeddings.
+        causal: A query sees no key after its own position.
+        length: Real queries of each sample.
+        keys: Real keys of each sample; other than `length` only in cross-attention.
+        token_ids: Token ids of the keys.
+        modality: Modality of the keys, as an index of `MODALITIES`; None of a model that reads text alone.
+        query_token_ids: Token ids of the queries, in cross-attention; else they are those of the keys.
+        query_modality: Modality of the queries, where it is not that of the keys.
+        more_layers: Further layers, for statistics with `joins_layers`. All tensors then hold the samples of `layer`,
+            then the same samples in each of these, one behind the other.
+        virtual_key: A learned key, with a query of its own in the matrix, gets the attention that no token gets.
+        tensors: Reductions by name, shaped as `regard.attention.reduction.Reduction.axis` says, with samples in the
+            place of the batch. Entries beyond the length of a sample are arbitrary.
+    """
+
+    site: str
+    layer: int
+    causal: bool
+    length: Int[Tensor, " sample"]
+    keys: Int[Tensor, " sample"]
+    token_ids: Int[Tensor, "sample key"] | None = None
+    modality: Int[Tensor, "sample key"] | None = None
+    query_token_ids: Int[Tensor, "sample query"] | None = None
+    query_modality: Int[Tensor, "sample query"] | None = None
+    more_layers: tuple[int, ...] = ()
+    virtual_key: bool = False
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """All layers."""
+        return self.layer, *self.more_layers
+
+    def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
+        """Return which of the first `width` positions are keys of a sample."""
+        return torch.arange(width, device=self.keys.device) < self.keys[:, None]
+
+    def attended_keys(self, width: int) -> Bool[Tensor, "sample key"]:
+        """Return which of the first `width` positions are keys of a sample with queries."""
+        return self.key_mask(width) & (self.length > 0)[:, None]
+
+    def query_mask(self, width: int) -> Bool[Tensor, "sample query"]:
+        """Return which of the first `width` positions are queries of a sample."""
+        return torch.arange(width, device=self.length.device) < self.length[:, None]
+
+    def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
+        """Return the number n_k of queries that may see each of the first `width` keys k, counted from 0.
+
+        In a causal site these are the T − k queries from k on and the earlier ones that a prefix or the mask lets see
+        the key, such as the tokens of one image. In other sites all queries count. A window does not lower n_k.
+        """
+        if not self.causal:
+            return self.length[:, None].expand(-1, width)
+        later = (self.length[:, None] - torch.arange(width, device=self.length.device)).clamp(min=0)
+        early = self.tensors.get("early_query_count")
+        if early is None:
+            return later
+        early = early[:, 0, :width].to(later.dtype)
+        return later + torch.nn.functional.pad(early, (0, width - early.shape[-1]))

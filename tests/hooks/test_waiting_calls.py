@@ -1,0 +1,192 @@
+"""Small calls of several layers are reduced at once, with the numbers of calls that are reduced one by one."""
+
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+import regard
+from regard.hooks import hidden_states, observe, waiting_calls
+from regard.hooks.selection import WantedReductions
+from regard.statistics import ALL, STATISTICS
+
+NAMES = [name for name in ALL if WantedReductions([STATISTICS[name]()]).join_calls]
+JOINED = ["column_mass", "sink_rate", "sink_deviation", "entropy", "distance", "key_norm", "value_norm", "hidden_norm"]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+def make_model(kind: str) -> Any:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {
+        "Llama": {"num_key_value_heads": 2},
+        "Bert": {"is_decoder": True, "add_cross_attention": False},
+        "Gemma3Text": {"head_dim": 8, "sliding_window": 5, "layer_types": ["full_attention", "sliding_attention"] * 2},
+        "DiffLlama": {"num_key_value_heads": 2},
+        "GPT2": {"n_embd": 32, "n_layer": 4, "n_head": 4, "scale_attn_by_inverse_layer_idx": True},
+    }[kind]
+    base = {} if kind == "GPT2" else SIZES
+    config = getattr(transformers, f"{kind}Config")(vocab_size=99, **base, **options)
+    return getattr(transformers, f"{kind}Model")(config).double().eval()
+
+
+def batch(side: str, length: int = 12) -> dict[str, Tensor]:
+    ids, mask = torch.randint(1, 99, (2, length), generator=torch.Generator().manual_seed(length)), None
+    mask = torch.ones(2, length, dtype=torch.long)
+    if side != "none":
+        mask[1, slice(0, 3) if side == "left" else slice(length - 3, length)] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def frame(model: Any, *batches: dict[str, Tensor], names: list[str] = JOINED) -> pd.DataFrame:
+    with regard.watching(model, names) as watch, torch.no_grad():
+        for inputs in batches:
+            model(**inputs)
+    return watch.frame()
+
+
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(waiting_calls.MAX_PAIRS, "cpu", -1)
+    monkeypatch.setitem(hidden_states.MAX_ENTRIES, "cpu", -1)
+
+
+def assert_same(actual: pd.DataFrame, expected: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(actual, expected, check_exact=False, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", ["none", "left", "right"])
+@pytest.mark.every_value
+@pytest.mark.parametrize("kind", ["Llama", "Bert", "Gemma3Text", "DiffLlama", "GPT2"])
+def test_calls_that_waited_have_the_numbers_of_single_calls(
+    kind: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batches = make_model(kind), [batch(side), batch(side, 9)]
+    joined = frame(model, *batches, names=NAMES)
+    one_by_one(monkeypatch)
+    assert_same(joined, frame(model, *batches, names=NAMES))
+
+
+def spy_on_reduce(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the rows of each call that is reduced alone."""
+    rows: list[int] = []
+    own = observe.reduce
+
+    def reduce(call: Any, request: Any) -> dict[str, Tensor]:
+        rows.append(len(call.query))
+        return own(call, request)
+
+    monkeypatch.setattr(observe, "reduce", reduce)
+    return rows
+
+
+def test_layers_of_one_mask_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four layers of two rows are one call of eight; with windows in every other layer they are two of four."""
+    rows = spy_on_reduce(monkeypatch)
+    frame(make_model("Llama"), batch("left"), batch("left", 9))
+    frame(make_model("Gemma3Text"), batch("right"))
+    assert rows == [8, 8, 4, 4]
+
+
+def test_calls_that_fill_the_room_are_reduced_before_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = make_model("Llama"), batch("right")
+    whole = frame(model, inputs)
+    rows = spy_on_reduce(monkeypatch)
+    vectors = 2 * (4 + 2 + 2) * 12 * 8 * 8  # rows × heads of queries, keys and values × tokens × width × bytes
+    masks = 2 * (2 * 12)
+    monkeypatch.setitem(waiting_calls.MAX_BYTES, "cpu", 3 * (vectors + masks))
+    assert_same(frame(model, inputs), whole)
+    assert rows == [6, 2]
+
+
+class Writes(nn.Module):
+    """Hides one more key of the mask in place before every layer, as a host may that fills one mask again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = make_model("Llama")
+        for index, layer in enumerate(self.model.layers):
+            hide = partial(self.write, index)
+            layer.register_forward_pre_hook(hide, with_kwargs=True)
+
+    def write(self, index: int, _layer: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
+        kwargs["attention_mask"][..., index + 1] = torch.finfo(torch.float64).min
+        kwargs["attention_mask"][..., index + 1, index + 1] = 0.0
+
+    def forward(self, ids: Tensor) -> Any:
+        length = ids.shape[1]
+        mask = torch.full((1, 1, length, length), torch.finfo(torch.float64).min, dtype=torch.float64).triu(1)
+        return self.model(ids, attention_mask=mask)
+
+
+def test_a_mask_that_is_written_to_between_layers_is_that_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = Writes(), {"ids": batch("none")["input_ids"]}
+    joined = frame(model, inputs, names=["column_mass"])
+    by_layer = joined[joined.position == 1].groupby("layer").value.mean()
+    assert (by_layer < 0.1).all()
+    assert by_layer.nunique() == 4
+    one_by_one(monkeypatch)
+    assert_same(joined, frame(model, inputs, names=["column_mass"]))
+
+
+def test_what_a_failed_forward_left_is_forgotten() -> None:
+    model, inputs = make_model("Llama"), batch("left")
+    whole = frame(model, inputs)
+    with regard.watching(model, JOINED) as watch, torch.no_grad():
+        handle = model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(**batch("none", 7))
+        handle.remove()
+        model(**inputs)
+    assert_same(watch.frame(), whole)
+
+
+@pytest.mark.parametrize("mode", ["inference", "autocast", "grad"])
+def test_calls_wait_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = make_model("Llama").float(), batch("left")
+
+    def measured() -> pd.DataFrame:
+        modes: dict[str, Any] = {
+            "inference": torch.inference_mode(),
+            "autocast": torch.autocast("cpu", dtype=torch.bfloat16),
+            "grad": torch.enable_grad(),
+        }
+        with regard.watching(model, JOINED) as watch, modes[mode]:
+            model(**inputs)
+        return watch.frame()
+
+    joined = measured()
+    one_by_one(monkeypatch)
+    pd.testing.assert_frame_equal(joined, measured(), check_exact=False, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_may_be_written_to_after_a_forward() -> None:
+    """A loop that fills the same buffers again, as one does that copies batches to a GPU."""
+    model = make_model("Bert")
+    first, second = batch("left"), batch("right", 12)
+    second["input_ids"] = second["input_ids"].flip(1)
+    masks = {"first": first["attention_mask"].bool(), "second": second["attention_mask"].bool()}
+    names = [*JOINED, "sink_tokens", "common_sink_ratio"]
+    expected = frame(model, first, second, names=names)
+    buffers = {"input_ids": first["input_ids"].clone(), "attention_mask": masks["first"].clone()}
+    with regard.watching(model, names) as watch, torch.no_grad():
+        model(**buffers)
+        buffers["input_ids"].copy_(second["input_ids"])
+        buffers["attention_mask"].copy_(masks["second"])
+        model(**buffers)
+        buffers["input_ids"].zero_()
+        buffers["attention_mask"].zero_()
+    assert_same(watch.frame(), expected)
+
+
+def test_statistics_are_read_inside_the_block_and_with_the_forwards_so_far() -> None:
+    model = make_model("Llama")
+    batches = [batch("left"), batch("right"), batch("none")]
+    with regard.watching(model, JOINED) as watch, torch.no_grad():
+        for inputs in batches:
+            model(**inputs)
+        assert watch["column_mass"].result()[0].n == 4  # the last forward may go on
+        assert watch.samples == 4
+    assert watch["column_mass"].result()[0].n == 6
