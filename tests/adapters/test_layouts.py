@@ -1,7 +1,6 @@
 """Where rows are in what layers read is seen in a small forward: weights of rows reach their rows, or are refused."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,24 +141,54 @@ def test_a_layer_that_no_token_reaches_refuses_states_that_seem_to_have_tokens_f
         adapters.model(torch.randint(3, 50, (2, 8)), bbox=None)
 
 
-def test_a_tower_that_reads_another_number_of_images_than_there_are_rows_is_refused() -> None:
-    """Four images of two rows were taken for two of each, whichever row they are of."""
+IMAGE = 49
+
+
+def make_llava() -> Any:
+    """Make a model whose images, of 4 × 4 pixels, have four tokens each."""
     torch.manual_seed(0)
     vision: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "image_size": 4}
     vision |= {"model_type": "clip_vision_model", "num_attention_heads": 2, "patch_size": 2, "projection_dim": 16}
     text: dict[str, Any] = {"model_type": "llama", "vocab_size": 50, "hidden_size": 16, "intermediate_size": 16}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=49)
-    model = transformers.LlavaForConditionalGeneration(config).eval()
-    adapters = adapted(model.double(), ["q_proj"])
-    ids = torch.randint(3, 40, (2, 14))
-    ids[0, :12], ids[1, :4] = 49, 49
-    pixels = SimpleNamespace(one=torch.rand(2, 3, 4, 4).double(), four=torch.rand(4, 3, 4, 4).double())
-    with adapters.use_weights(torch.rand(2, 2)):
-        with pytest.raises(UserError, match="expected layers that read 2 rows"):
-            adapters(input_ids=ids, pixel_values=pixels.four)
-        ids[0, 4:] = 5
-        adapters(input_ids=ids, pixel_values=pixels.one)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=IMAGE)
+    return transformers.LlavaForConditionalGeneration(config).eval().double()
+
+
+def make_rows(*images: int) -> dict[str, Tensor]:
+    """Make rows of fourteen tokens with these numbers of images."""
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(3, 40, (len(images), 14), generator=generator)
+    for row, count in enumerate(images):
+        ids[row, : 4 * count] = IMAGE
+    return {"input_ids": ids, "pixel_values": torch.rand(sum(images), 3, 4, 4, generator=generator).double()}
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("targets", [["q_proj"], ["model.vision_tower.encoder.layers.0.self_attn.q_proj"]])
+@pytest.mark.parametrize(
+    "images, message",
+    [((3, 1), "expected layers that read 2 rows"), ((2, 0), "expected an image, or sound, for each of 2 rows")],
+)
+def test_a_tower_whose_images_are_not_one_of_each_row_is_refused(
+    targets: list[str], images: tuple[int, ...], message: str
+) -> None:
+    """Four images of two rows were taken for two of each, and two images of one row for one of each."""
+    adapters = adapted(make_llava(), targets)
+    with adapters.use_weights(torch.rand(2, 2)), pytest.raises(UserError, match=message):
+        adapters(**make_rows(*images))
+
+
+def test_the_image_of_each_row_has_the_weights_of_its_row() -> None:
+    """Rows alone are expected."""
+    adapters, rows, weights = adapted(make_llava(), ["q_proj"]), make_rows(1, 1), torch.rand(2, 2).double()
+    with torch.no_grad():
+        with adapters.use_weights(weights):
+            found = adapters(**rows).logits
+        for row in range(2):
+            with adapters.use_weights(weights[row]):
+                alone = adapters(**{name: values[row : row + 1] for name, values in rows.items()})
+            assert_close(found[row : row + 1], alone.logits)
 
 
 def test_a_watch_does_not_see_the_forward_that_finds_layouts() -> None:

@@ -44,15 +44,17 @@ def find_layouts(model: nn.Module, names: Sequence[str]) -> dict[str, Layout]:
         model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args))
         for name in names
     ]
+    takes_tokens = False
     try:
         with evaluation_mode(model), unobserved():
             model(**inputs)
+        takes_tokens = True
     except Exception:  # as a model that takes other inputs raises it; what was read before it holds
         pass
     finally:
         for handle in handles:
             handle.remove()
-    return found | dict.fromkeys(apart, "other") if found else found
+    return found | dict.fromkeys(apart, "other") if found or takes_tokens else found
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """LoRA adapters of a layer and their mix: one product with all A, the weights on the hidden, one product with all B."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +52,11 @@ def hold(owner: Any, **attributes: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+def always() -> bool:
+    """Return True."""
+    return True
+
+
 class Mixture:
     """How the layers of a pool mix their adapters at the moment.
 
@@ -63,12 +68,14 @@ class Mixture:
     Attributes:
         in_call: The model is in a forward, or computes a part of one again.
         rows: How many rows that forward reads, where it is known: of beams several have the weights of one row.
+        has_one_each: Whether each of these rows has an image (or sound, or video), or none has, as far as it is known.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
         self.weights, self.top_k = weights, top_k
         self.in_call = False
         self.rows: int | None = None
+        self.has_one_each: Callable[[], bool] = always
 
     @property
     def weights(self) -> Tensor | None:
@@ -293,6 +300,11 @@ class MixedLayer(nn.Module):
         rows = self.mixture.rows or own
         is_exact = states.dim() > 2 and len(states) == rows
         is_swapped = states.dim() > 2 and states.shape[1] == rows
+        if own > 1 and self.layout == "other" and is_exact and not self.mixture.has_one_each():
+            raise UserError(
+                f"target_modules: expected an image, or sound, for each of {rows} rows, as each row has weights of its "
+                f"own; got as many of them, but not one each ({self.base_layer})"
+            )
         if own > 1 and not is_exact and (is_swapped or self.layout == "other"):
             raise UserError(
                 f"target_modules: expected layers that read {rows} rows one after the other, as each row has weights "

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
-from regard.adapters.lora import MixedLayer, Mixture, hold
+from regard.adapters.lora import MixedLayer, Mixture, always, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.attention.tracing import is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
+from regard.hooks.modalities import TokenModalities
 
 _MARK = "_regard_weights"
 _READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -78,6 +80,7 @@ class Routing:
         self._patched: list[tuple[Any, Any]] = []
         self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
         self._special = _special_tokens(model)
+        self._modalities = TokenModalities.of(model, ())
         self.reader, self.two_parts = find_reader(model)
         self._handles = list(self._register_hooks())
 
@@ -212,6 +215,7 @@ class Routing:
             self.prepare()
             self.mixture.in_call = True
             self.mixture.rows = None if is_traced() else _count_rows(module, inputs)
+            self.mixture.has_one_each = partial(_has_one_each, self._modalities, inputs.get("input_ids"))
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")
@@ -236,7 +240,7 @@ class Routing:
         if self._stop_reading is not None:
             self._stop_reading()
             self._stop_reading = None
-        self.mixture.in_call, self.mixture.rows = False, None
+        self.mixture.in_call, self.mixture.rows, self.mixture.has_one_each = False, None, always
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
             module._gradient_checkpointing_func = function
@@ -328,6 +332,19 @@ def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
     names = (*_READ, getattr(module, "main_input_name", ""))
     given = (inputs.get(name) for name in names)
     return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), None)
+
+
+def _has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool:
+    """Return whether of images, sounds and videos as many as there are rows are one of each, by the tokens of them.
+
+    They are if each row has tokens of them. Without tokens, nothing says so.
+    """
+    if modalities is None or (ids is not None and ids.dim() != 2):
+        return True
+    if ids is None or is_traced():
+        return False
+    has_any = [torch.isin(ids, torch.tensor(sorted(tokens)).to(ids)).any(1) for tokens in modalities.ids.values()]
+    return all(bool(rows.all() | ~rows.any()) for rows in has_any)
 
 
 def _special_tokens(model: PreTrainedModel) -> list[int]:
