@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
 from regard.attention.quantized import stored_part
 from regard.errors import UserError
-from tests.tiny_quantized import KINDS, ByteLinear, PackedLinear, dequantize, quantize
+from tests.tiny_quantized import KINDS, ByteLinear, OwnLinear, PackedLinear, dequantize, quantize
 
 IDS = torch.tensor([[5, 7, 9, 11, 4], [3, 8, 6, 2, 10]])
 
@@ -22,7 +23,7 @@ def llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**sizes, hidden_size=16, intermediate_size=16, pad_token_id=0)).eval()
 
 
-def quantized(kind: type[PackedLinear]) -> Any:
+def quantized(kind: type[nn.Module]) -> Any:
     return quantize(llama(), kind, ("q_proj", "v_proj"))
 
 
@@ -42,10 +43,10 @@ def with_adapters(model: LlamaForCausalLM) -> regard.SharedAdapters:
     return adapters
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_weights(
-    kind: type[PackedLinear],
-) -> None:
+@pytest.mark.every_value
+@pytest.mark.parametrize("kind", [*KINDS, OwnLinear])
+def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_weights(kind: type[nn.Module]) -> None:
+    """Layers of a class of their own, as of GPTQ, were said to make no queries and values."""
     model = quantized(kind)
     expected, actual = with_adapters(dequantized(model)), with_adapters(model)
     with torch.no_grad():
@@ -58,9 +59,9 @@ def test_adapters_and_router_on_a_quantized_base_equal_those_on_its_dequantized_
         torch.testing.assert_close(parameter.grad, other.grad)
 
 
-@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear])
+@pytest.mark.parametrize("kind", [PackedLinear, ByteLinear, OwnLinear])
 def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so(
-    kind: type[PackedLinear], tmp_path: Path
+    kind: type[nn.Module], tmp_path: Path
 ) -> None:
     model = quantized(kind)
     there = with_adapters(dequantized(model))
@@ -85,12 +86,13 @@ def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so
     assert here.import_peft(tmp_path / "one", "a", any_model=True) == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_merging_into_a_quantized_base_is_refused_and_changes_nothing(kind: type[PackedLinear]) -> None:
+@pytest.mark.parametrize("kind", [*KINDS, OwnLinear])
+def test_merging_into_a_quantized_base_is_refused_and_changes_nothing(kind: type[nn.Module]) -> None:
     adapters = with_adapters(quantized(kind))
     before = {name: stored_part(value).clone() for name, value in adapters.model.state_dict().items()}
     with pytest.raises(
-        UserError, match=r"^model: expected weights of floating point to merge into, got (.*int8|ScaledTensor) in"
+        UserError,
+        match=r"^model: expected weights of floating point to merge into, got (.*int8|ScaledTensor|OwnLinear) in",
     ):
         adapters.merge("a")
     assert adapters.adapter_names == ("a", "b")

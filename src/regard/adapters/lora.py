@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.adapters.layouts import Layout
 from regard.adapters.off_loading import check_in_memory
+from regard.attention.quantized import first_name, is_quantized_linear
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.by_thread import is_in_backward
@@ -260,7 +261,9 @@ class LoraAdapters(nn.Module):
 
 
 class MixedLayer(nn.Module):
-    """A linear layer (`nn.Linear`, or GPT-2's `Conv1D`) with LoRA adapters that `mixture` mixes.
+    """A linear layer with LoRA adapters that `mixture` mixes.
+
+    It is an `nn.Linear`, GPT-2's `Conv1D`, or a quantized layer of a class of its own.
 
     `layout` says where it reads rows, None that nothing does: with "tokens" states are (token, row, inputs), which have
     their rows' weights all the same. Where rows are not known to be, states (row, token, inputs) of all of them pass.
@@ -271,9 +274,14 @@ class MixedLayer(nn.Module):
         self.layout = layout
         inputs, outputs = weight_shape(layer)
         self.base_layer = layer
-        like = torch.empty(0, device=execution_device(layer))
+        like = torch.empty(0, device=self.execution_device)
         self.adapters = LoraAdapters(inputs, outputs, like=like, **options)
         self.mixture = mixture
+
+    @property
+    def execution_device(self) -> torch.device:
+        """The device that the layer computes on."""
+        return execution_device(self.base_layer, first_name(self.base_layer))
 
     @property
     def weight(self) -> Tensor:
@@ -314,15 +322,14 @@ class MixedLayer(nn.Module):
 
 def is_linear_layer(module: nn.Module) -> bool:
     """Return whether a module can have LoRA adapters."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D" or is_quantized_linear(module)
 
 
-def weight_shape(layer: nn.Module) -> tuple[int, int]:
+def weight_shape(layer: Any) -> tuple[int, int]:
     """Return the numbers of input and output features of a linear layer."""
-    if isinstance(layer, nn.Linear):
+    if isinstance(layer, nn.Linear) or is_quantized_linear(layer):
         return layer.in_features, layer.out_features  # quantized weights have other shapes
-    weight: Any = layer.weight
-    rows, columns = weight.shape
+    rows, columns = layer.weight.shape
     return rows, columns
 
 

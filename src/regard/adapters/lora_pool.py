@@ -13,7 +13,6 @@ from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_la
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.pool import AdapterPool
 from regard.errors import UserError, check_int
-from regard.hooks.off_loaded import execution_device
 from regard.models.lora_targets import find_shared_layers, query_value_layers
 
 
@@ -71,7 +70,7 @@ class LoraAdapterPool(AdapterPool):
 
     def check_in_memory(self) -> None:
         for layer in self.layers.values():
-            if execution_device(layer.base_layer).type != "meta":
+            if layer.execution_device.type != "meta":
                 check_in_memory(layer.adapters)
 
     def parameters_of(self, block: int) -> list[nn.Parameter]:

@@ -141,7 +141,7 @@ def _write_block(adapters: AdapterModel, name: str, folder: Path, base: Mapping[
         layer: LoraFactors(mixed.adapters.A[index].detach(), mixed.adapters.B[index].detach(), scale)
         for layer, mixed in layers.items()
     }
-    transposed = any(not isinstance(mixed.base_layer, nn.Linear) for mixed in layers.values())
+    transposed = any(type(mixed.base_layer).__name__ == "Conv1D" for mixed in layers.values())
     origin = {"name": name, "lineage": saving.lineage_of(base, adapters.provenance[name]), "base": base}
     write_adapter(
         folder, factors, adapters.settings["lora_alpha"], fan_in_fan_out=transposed, base=base["name"], origin=origin

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
@@ -32,7 +32,7 @@ from regard.adapters.task_training import (
     train_adapter,
     train_mode,
 )
-from regard.attention.quantized import is_packed, is_quantized
+from regard.attention.quantized import is_quantized_linear
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_no_grad
@@ -308,12 +308,13 @@ class SharedAdapters(AdapterModel):
             expected = "expected adapted layers with weights of their own to merge into"
             raise UserError(f"model: {expected}, got one that other layers have too in {tied[0]}")
         for layer, mixed in self.layers("merge").items():
-            if mixed.weight.is_meta:
-                raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
-            if is_quantized(mixed.weight):
-                kind = type(mixed.weight).__name__ if is_packed(mixed.weight) else mixed.weight.dtype
+            if is_quantized_linear(mixed.base_layer):
+                stored: Any = getattr(mixed.base_layer, "weight", mixed.base_layer)
+                kind = stored.dtype if type(stored) is nn.Parameter else type(stored).__name__
                 expected = "expected weights of floating point to merge into"
                 raise UserError(f"model: {expected}, got {kind} in {layer}; load it without quantization")
+            if mixed.weight.is_meta:
+                raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
         parts = {
             layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
             for layer, mixed in self.layers("merge").items()

@@ -50,6 +50,13 @@ def is_quantized_linear(layer: Any) -> bool:
     return has_sizes and not isinstance(weight, Tensor) and not list(layer.children())
 
 
+def first_name(layer: nn.Module) -> str:
+    """Return the name of a linear layer's weight, or of the first tensor where none has that name."""
+    if isinstance(getattr(layer, "weight", None), Tensor):
+        return "weight"
+    return next(name for name, value in {**layer._parameters, **layer._buffers}.items() if value is not None)
+
+
 def compute_dtype(*modules: nn.Module) -> torch.dtype:
     """Return the precision of the first weight in modules that is not quantized, in which the others are computed."""
     weights = (weight for module in modules for weight in module.parameters())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
-from regard.attention.quantized import compute_dtype, is_packed, is_quantized_linear, read_entries
+from regard.attention.quantized import compute_dtype, first_name, is_packed, is_quantized_linear, read_entries
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
@@ -62,7 +62,7 @@ def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None 
             is_whole = not is_quantized_linear(owner) or (isinstance(owner, nn.Linear) and name != "weight")
             size = value.numel() if is_whole else owner.in_features * owner.out_features
             index = torch.linspace(0, size - 1, FINGERPRINT_ENTRIES).long()
-            if not is_whole and name == _first_name(owner):
+            if not is_whole and name == first_name(owner):
                 weights += read_entries(owner, index.tolist(), dtype)
             elif is_whole and value.ndim > 1:
                 weights += value.flatten()[index.to(value.device)].float().tolist()
@@ -88,13 +88,6 @@ def _stored_values(module: nn.Module) -> Iterator[tuple[Any, str, Any]]:
             if value is not None and id(value) not in seen:
                 seen.add(id(value))
                 yield owner, name, stored_tensor(owner, name).detach()
-
-
-def _first_name(layer: nn.Module) -> str:
-    """Return the name of the weight of a quantized linear layer, or of the first tensor of one of another class."""
-    if isinstance(layer, nn.Linear):
-        return "weight"
-    return next(name for name, value in {**layer._parameters, **layer._buffers}.items() if value is not None)
 
 
 def _digest(layers: Sequence[AttentionLayer]) -> str:
