@@ -293,6 +293,9 @@ class MixedLayer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         out = self.base_layer(states)
+        if not isinstance(out, Tensor):
+            kind = type(self.base_layer).__name__
+            raise UserError(f"target_modules: expected layers that return one tensor, got a {kind}, which does not")
         if self.layout in ("other", None):
             self._check_rows(states)
         return self.by_row(self.adapters(self.by_row(states), self.by_row(out), self.mixture))
@@ -313,7 +316,7 @@ class MixedLayer(nn.Module):
                 f"target_modules: expected an image, or sound, for each of {rows} rows, as each row has weights of its "
                 f"own; got as many of them, but not one each ({self.base_layer})"
             )
-        if own > 1 and not is_exact and (is_swapped or self.layout == "other"):
+        if own > 1 and not is_exact and (is_swapped or self.layout == "other" or states.dim() == 1):
             raise UserError(
                 f"target_modules: expected layers that read {rows} rows one after the other, as each row has weights "
                 f"of its own; got one that reads {tuple(states.shape)} ({self.base_layer})"
