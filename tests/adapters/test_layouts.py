@@ -118,6 +118,36 @@ def test_experts_read_the_tokens_that_are_sent_to_them_and_no_rows() -> None:
         adapters(input_ids=ids, decoder_input_ids=ids)
 
 
+def test_routers_that_return_several_tensors_have_no_adapters() -> None:
+    """That of Llama 4 is a linear layer which returns scores and logits: an error of Python."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "intermediate_size_mlp": 16, "head_dim": 8}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    config = transformers.Llama4TextConfig(vocab_size=50, pad_token_id=0, **sizes)
+    adapters = adapted(transformers.Llama4ForCausalLM(config).double(), ["q_proj", "router"])
+    message = "target_modules: expected layers that return one tensor, got a Llama4Router, which does not"
+    with adapters.use_weights(torch.rand(2)), pytest.raises(UserError, match=message):
+        adapters(torch.arange(8)[None])
+
+
+def test_a_layer_that_reads_one_vector_has_no_weights_of_rows() -> None:
+    """It was an error of Python: the vector has no rows."""
+
+    class WithVector(TimeFirst):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.map = nn.Linear(config.hidden_size, config.hidden_size)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor]:
+            (states,) = super().forward(input_ids)
+            return (states + self.map(self.table.weight[0]),)
+
+    config = transformers.BertConfig(vocab_size=50, hidden_size=8, num_hidden_layers=1)
+    adapters = adapted(WithVector(config).double().eval(), ["map"])
+    with adapters.use_weights(torch.rand(2, 2)), pytest.raises(UserError, match=r"got one that reads \(8,\)"):
+        adapters(torch.randint(3, 50, (2, 6)))
+
+
 @pytest.mark.parametrize(
     "shape, expected",
     [((3, 6, 2), "rows"), ((6, 3, 2), "tokens"), ((3, 3, 2), "rows"), ((18, 2), "rows"), ((1, 6, 2), "other")],

@@ -13,7 +13,7 @@ from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad, evaluation_mode
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
-from regard.models.limits import find_towers
+from regard.models.limits import find_towers, reads_no_tokens
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -90,6 +90,7 @@ class StateReader:
         self._stack = _find_stack(reader, num_layers)
         self._tokens_first = False
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
+        self._takes_tokens = not reads_no_tokens(reader)
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self._accepted = set(parameters) - _NOT_READ
@@ -110,6 +111,9 @@ class StateReader:
             return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
+        if not self._takes_tokens:
+            expected = "query: expected a model whose first part to compute states of tokens takes input_ids"
+            raise UserError(f"{expected}, got a {type(self.reader).__name__}; use_only and use_weights are possible")
         given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
         given |= self._switches
         if self._shifts_positions(given):
