@@ -7,11 +7,12 @@ import pytest
 import torch
 import transformers as tf
 from torch import Tensor
+from torch.testing import assert_close
 from transformers.models.kosmos2_5.configuration_kosmos2_5 import Kosmos2_5VisionConfig
 from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionModel
 
 from regard.errors import UserError
-from regard.hooks import watching
+from regard.hooks import average_attention, replacing, watching
 
 NAMES = ["column_mass", "entropy", "distance", "hidden_norm", "over_smoothing"]
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -123,3 +124,28 @@ def test_queries_alone_attend_to_images_beside_text(words: int) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     first = watch.frame("first_mass", site="cross@encoder", position=0).sort_values(["layer", "head"])["value"]
     torch.testing.assert_close(torch.tensor(first.to_numpy()).reshape(2, 2), expected[..., 0], rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None:
+    """Those of DETR were refused. Constants of one image change nothing in it."""
+    torch.manual_seed(0)
+    backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, out_features=["stage4"])
+    sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    model = tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
+    image = {"pixel_values": pixels(1, 3, 64, 96)}
+    constants = average_attention(model, [image], length=16)
+    sites = {"encoder", "encoder@model.decoder", "cross@encoder@model.decoder"}  # its queries see later ones
+    assert {site for site, _ in constants.matrices} == sites
+    expected = model(**image).logits
+    with replacing(model, constants):
+        assert_close(model(**image).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_image() -> None:
+    """It quoted an error of PyTorch, from tokens that a model of sounds was given."""
+    config = tf.Wav2Vec2Config(**SIZES, conv_dim=[8], conv_stride=[4], conv_kernel=[4], num_conv_pos_embedding_groups=2)
+    with pytest.raises(UserError, match=r"it does not take a few tokens, or one image, .* \(it takes input_values\)"):
+        average_attention(tf.Wav2Vec2Model(config), [{"input_values": pixels(1, 64)}], length=16)

@@ -26,6 +26,8 @@ from regard.runs.model_type import original_type
 
 FINGERPRINT_ENTRIES = 4
 """Entries of each weight matrix of an attention module in a fingerprint."""
+IMAGE_SIZE = 256
+"""Width of the image that a model reads whose config says none, as that of DETR, which takes all sizes."""
 DIGEST_ENTRIES = 64
 """Entries of each parameter of a layer in a digest, whose cost does not grow with their size."""
 
@@ -178,8 +180,12 @@ def _run_small_forward(model: Any) -> None:
     """Run the smallest forward. Raise a UserError if the model needs inputs of another kind."""
     try:
         model(**smallest_input(model))
+    except UserError:
+        raise
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        reason = describe_error(error)[:200]
+        taken = getattr(model, "main_input_name", "input_ids")
+        names = " and ".join([taken] if isinstance(taken, str) else taken)
+        reason = describe_error(error)[:200] if names in ("input_ids", "pixel_values") else f"it takes {names}"
         raise UserError(
             f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
             f"as its input ({reason}); replace the heads of the part of it that does"
@@ -193,12 +199,12 @@ def smallest_input(model: Any) -> dict[str, Any]:
         raise ValueError("it is no Hugging Face model")
     config, device = inner.config, first_device(inner)
     if inner.main_input_name == "pixel_values":
-        size = config.image_size
+        size = getattr(config, "image_size", None) or IMAGE_SIZE
         height, width = (size, size) if isinstance(size, int) else size
         frames = getattr(config, "num_frames", None)  # of a video
         sizes = (1, frames) if isinstance(frames, int) else (1,)
-        pixels = torch.zeros(*sizes, config.num_channels, height, width, dtype=inner.dtype, device=device)
-        return {"pixel_values": pixels}
+        channels = getattr(config, "num_channels", 3)
+        return {"pixel_values": torch.zeros(*sizes, channels, height, width, dtype=inner.dtype, device=device)}
     vocabulary = config.get_text_config().vocab_size
     ids = (torch.arange(4, 10, device=device) % vocabulary)[None]
     arguments: dict[str, Any] = {"input_ids": ids}
