@@ -101,8 +101,10 @@ def follow_forwards(
     return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]
 
 
-def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
+def parse_attention(attention: AttentionSpec | str, *others: str) -> AttentionSpec:
     """Return a spec, or that of a name, which may have changes behind it: `sigmoid+window=8`.
+
+    Refusals name `others` as well, which the caller takes.
 
     Raises:
         UserError: The name is unknown, or a trained model has no weights for the operation.
@@ -114,14 +116,14 @@ def parse_attention(attention: AttentionSpec | str) -> AttentionSpec:
         if name in SOURCES:
             raise UserError(
                 f"attention: {attention!r} is of single heads, which are named: regard.replacing(model, {name!r}, "
-                f"heads=…); of whole layers expected {_describe_allowed()}"
+                f"heads=…); of whole layers expected {_describe_allowed(others)}"
             )
         if name not in ATTENTIONS:
-            raise UserError(f"attention: expected {_describe_allowed()}; got {attention!r}")
+            raise UserError(f"attention: expected {_describe_allowed(others)}; got {attention!r}")
         spec = ATTENTIONS[name].changed(**changes)
     warn_of_idle(spec, attention if isinstance(attention, str) else "the attention")
     if obstacle := _obstacle(spec):
-        raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_describe_allowed()}")
+        raise UserError(f"attention: a trained model cannot be given {obstacle}; expected {_describe_allowed(others)}")
     return spec
 
 
@@ -134,8 +136,8 @@ def _obstacle(spec: AttentionSpec) -> str | None:
     return f"prefix={spec.prefix} without a window, for its own masks stay" if spec.prefix and not spec.window else None
 
 
-def _describe_allowed() -> str:
-    names = [name for name, spec in ATTENTIONS.items() if not _obstacle(spec)]
+def _describe_allowed(others: Sequence[str] = ()) -> str:
+    names = [*others, *(name for name, spec in ATTENTIONS.items() if not _obstacle(spec))]
     return f"one of {', '.join(names)}, or an AttentionSpec of weighting, normalisation, window and their kin"
 
 

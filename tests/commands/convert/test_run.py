@@ -472,7 +472,7 @@ def test_the_result_in_python(causal: str, small: dict[str, Any], tmp_path: Path
     [
         ("t5", {}, "expected a causal language model"),
         ("bert", {}, "^model: expected one that writes text, got .* an encoder"),
-        ("llama", {"attention": "nope"}, "expected"),
+        ("llama", {"attention": "nope"}, "attention: expected one of average, average-init, softmax, .* got .nope.$"),
         ("llama", {"layers": (7,)}, "7"),
         ("llama", {"layers": (7,), "attention": "average"}, "layers: expected some of .0, 1., got 7"),
         ("llama", {"text": []}, "text: expected at least one source"),

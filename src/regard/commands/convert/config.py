@@ -70,7 +70,8 @@ class ConvertConfig(Config):
         length = self.length or min(DEFAULT_LENGTH, limit or DEFAULT_LENGTH)
         window = max(1, min(DEFAULT_WINDOW, length // 2, length - DEFAULT_PREFIX - 1))
         attention = f"softmax+window={window}+prefix={DEFAULT_PREFIX}" if self.attention is None else self.attention
-        spec = None if attention in (AVERAGE, TRAINED_AVERAGE) else parse_attention(attention)
+        averages = AVERAGE, TRAINED_AVERAGE
+        spec = None if attention in averages else parse_attention(attention, *averages)
         if spec is not None and spec.window is not None and spec.window + spec.prefix >= length:
             longer = "" if length == limit else ", or a larger length"
             first = f" and {spec.prefix} first tokens hide" if spec.prefix else " hides"
