@@ -5,6 +5,7 @@ import datetime
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -29,6 +30,7 @@ PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 LOG_MARK = ".regard-logs"
 """What shows that a folder of trackers' files is of a run, which may delete it."""
 SCHEMA_VERSION = 1
+_HASH = re.compile("[0-9a-f]{64}")
 
 
 @dataclass
@@ -270,8 +272,11 @@ def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> No
     """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference."""
     was, is_now = _flatten(before), _flatten(now)
     for name in sorted({*was, *is_now}):
-        if was.get(name) != is_now.get(name):
-            change = f"was {_shorten(was.get(name))} when the run started and is {_shorten(is_now.get(name))} now"
+        values = was.get(name), is_now.get(name)
+        if values[0] != values[1]:
+            change = "was {} when the run started and is {} now".format(*map(_shorten, values))
+            if all(isinstance(value, str) and _HASH.fullmatch(value) for value in values):
+                change = "has changed since the run started: its SHA-256 is another"
             raise UserError(f"cannot resume: {name} {change}. Restore it, or start again with --overwrite.")
 
 

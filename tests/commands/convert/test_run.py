@@ -550,7 +550,7 @@ def test_a_model_in_memory_is_known_by_its_weights(causal: str, small: dict[str,
     with pytest.raises(KeyboardInterrupt):
         convert(model, tokenizer, **{**options, "save_steps": 1, "on_progress": stop})
     assert model.training
-    with pytest.raises(UserError, match=r"cannot resume: model\.sha256 was"):
+    with pytest.raises(UserError, match=r"cannot resume: model\.sha256 has changed"):
         convert(other, tokenizer, **{**options, "save_steps": 1, "resume": True})
     convert(model, tokenizer, **{**options, "resume": True})
     assert model.training

@@ -401,9 +401,9 @@ def test_every_option_stands_in_the_signature() -> None:
     "change, told",
     [
         ({"num_epochs": 2}, "config.num_epochs was 1 when the run started and is 2 now. Restore it, or start again"),
-        ({"model": loaded(seed=1)}, "model was "),
+        ({"model": loaded(seed=1)}, "model has changed since the run started: its SHA-256 is another. Restore it, or"),
         ({"stream": replace(stream(), tasks=stream().tasks[:2], order=(0, 1))}, "tasks was "),
-        ({"stream": stream(5)}, "tasks.cat-dog.dev was "),
+        ({"stream": stream(5)}, "tasks.cat-dog.dev has changed "),
     ],
 )
 def test_another_comparison_is_refused(change: dict[str, Any], told: str, tmp_path: Path) -> None:
@@ -430,12 +430,12 @@ def test_a_stream_without_hashes_is_known_by_its_rows(tmp_path: Path) -> None:
     hashes = [one["sha256"] for one in found.metadata["stream"]["tasks"]]
     assert all(set(one) == {"train", "dev", "test"} for one in hashes)
     learn(given_stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
-    with pytest.raises(UserError, match=r"cannot resume: tasks.cat-dog.train was "):
+    with pytest.raises(UserError, match=r"cannot resume: tasks.cat-dog.train has changed "):
         learn(given_stream(text="the cat"), "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
     known = add_row_hashes(given_stream())
     relabeled = replace(known.tasks[0].test, labels=(0,) * len(known.tasks[0].test))  # hashes go along, and are stale
     changed = replace(known, tasks=(replace(known.tasks[0], test=relabeled), *known.tasks[1:]))
-    with pytest.raises(UserError, match=r"cannot resume: tasks.cat-dog.test was "):
+    with pytest.raises(UserError, match=r"cannot resume: tasks.cat-dog.test has changed "):
         learn(changed, "probe", loaded(), seeds=[1], work_dir=tmp_path, resume=True, **fields)
 
 

@@ -174,7 +174,7 @@ def test_another_model_of_the_same_shape_does_not_resume(tiny: Tiny, reviews: Pa
     with torch.no_grad():
         for parameter in loaded.model.parameters():
             parameter.mul_(1.01)
-    with pytest.raises(regard.UserError, match=r"cannot resume: model\.sha256 was"):
+    with pytest.raises(regard.UserError, match=r"cannot resume: model\.sha256 has changed"):
         run(resume=True)
 
 
