@@ -1,8 +1,24 @@
-"""`python -m regard` is the command `regard`."""
+"""The command `regard`, which `python -m regard` is as well."""
 
+import signal
 import sys
 
-from regard.cli import main
+
+def main() -> int:
+    """Run the command line, and return its exit code. A signal is one line while it is imported, too."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    for number in numbers:
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
+    try:
+        from regard.cli import main as run
+    except KeyboardInterrupt:
+        for number in numbers:  # a key that is held does not interrupt the end
+            signal.signal(number, signal.SIG_IGN)
+        print("regard: interrupted; nothing was written", file=sys.stderr)
+        return 2
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -59,6 +59,30 @@ def test_an_interrupted_run(
     assert os.listdir(tmp_path) == ["there"]
 
 
+# Is interrupted as the command line is imported.
+IMPORTING = """
+import runpy, signal, sys
+number = signal.Signals[sys.argv.pop()]
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "regard.cli":
+            signal.raise_signal(number)
+
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("regard", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_command_that_is_interrupted_before_it_begins(name: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """It printed where in its imports it was."""
+    with started(["-c", IMPORTING, name], environment, tmp_path) as process:
+        ended = process.end()
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "regard: interrupted; nothing was written\n")
+
+
 def test_handlers_are_as_they_were(tmp_path: Path) -> None:
     from regard.cli import main
 
