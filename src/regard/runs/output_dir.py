@@ -126,7 +126,7 @@ def _check_writable(path: Path, option: str) -> None:
     if not parent.is_dir():
         raise UserError(f"{option}: cannot write {path}, {parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"{option}: cannot write {path}, no permission to write in {parent}")
+        raise UserError(f"{option}: cannot write {path}, no permission to write in {parent}, or its disk is read-only")
 
 
 @contextlib.contextmanager

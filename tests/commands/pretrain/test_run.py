@@ -70,6 +70,13 @@ def finished(prose: Path, cache: Path) -> PretrainResult:
     return regard.pretrain(preset_config("nano", **SMALL, data=(f"prose={prose}",)), cache=cache)
 
 
+def test_a_cache_that_cannot_be_written_is_named(prose: Path, small: PretrainConfig, tmp_path: Path) -> None:
+    """It was said to be the result (`--out`)."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"^--cache: cannot write .*, .*file is a file"):
+        regard.pretrain(small, cache=tmp_path / "file" / "cache")
+
+
 def test_a_short_text_gives_a_small_vocabulary(tmp_path: Path, cache: Path) -> None:
     """The model has the tokenizer's words, and a warning says how many they are, also when text is read again."""
     text = tmp_path / "short.txt"

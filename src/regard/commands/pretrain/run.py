@@ -306,7 +306,7 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     if not folder.is_dir():
         trained = tokenizers.train_tokenizer(sample_texts(sources), size)
         try:
-            with atomic_folder(folder, overwrite=False) as place:
+            with atomic_folder(folder, overwrite=False, option="--cache") as place:
                 trained.save_pretrained(place)
         except UserError:
             if not folder.is_dir():  # else another run was first
