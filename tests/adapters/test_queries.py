@@ -22,12 +22,12 @@ def test_a_model_that_does_not_say_its_layers_and_width_is_refused(family: str) 
         StateReader(reader)
 
 
-def test_a_model_whose_first_part_takes_no_tokens_is_refused() -> None:
+def test_a_model_whose_part_that_is_read_needs_more_than_it_is_given_is_refused() -> None:
     """The decoder of DiffusionGemma takes `decoder_input_ids` alone: an error of Python."""
     model, batch = made("bert").bert, rows("bert")
     own = model.forward
     model.forward = lambda decoder_input_ids: own(decoder_input_ids)
-    with pytest.raises(UserError, match=r"query: expected .* first part .* takes input_ids, got a BertModel"):
+    with pytest.raises(UserError, match=r"query: .* got a BertModel without decoder_input_ids; use_only"):
         StateReader(model)(batch, torch.ones(3, 7, dtype=torch.bool))
 
 

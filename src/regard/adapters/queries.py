@@ -13,7 +13,7 @@ from regard.errors import UserError
 from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.layers import eval_no_grad, evaluation_mode
 from regard.hooks.modules import find_ranks, find_stacks, num_blocks
-from regard.models.limits import find_towers, reads_no_tokens
+from regard.models.limits import find_towers
 
 _NOT_READ = {*CACHE_NAMES, "cache_position", "labels", "encoder_hidden_states", "encoder_attention_mask"}
 _SWITCHES = {"use_cache": False, "output_attentions": False, "output_hidden_states": False}
@@ -90,10 +90,11 @@ class StateReader:
         self._stack = _find_stack(reader, num_layers)
         self._tokens_first = False
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
-        self._takes_tokens = not reads_no_tokens(reader)
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         self._accepted = set(parameters) - _NOT_READ
+        named = (name for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
+        self._required = {name for name in named if parameters[name].default is inspect.Parameter.empty}
         self._counts_tokens = positions_from_mask and "position_ids" in parameters
         self._switches = {name: value for name, value in _SWITCHES.items() if any_name or name in parameters}
         self._is_random = _is_random(reader)
@@ -111,11 +112,13 @@ class StateReader:
             return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
-        if not self._takes_tokens:
-            expected = "query: expected a model whose first part to compute states of tokens takes input_ids"
-            raise UserError(f"{expected}, got a {type(self.reader).__name__}; use_only and use_weights are possible")
         given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
         given |= self._switches
+        if missing := self._required - set(given):
+            got = f"a {type(self.reader).__name__} without {' and '.join(sorted(missing))}"
+            raise UserError(
+                f"query: expected all that reads the tokens, got {got}; use_only and use_weights are possible"
+            )
         if self._shifts_positions(given):
             given["position_ids"] = (given["attention_mask"].long().cumsum(-1) - 1).clamp_min(0)
         return self._pool(self._run_blocks(given) if self.blocks else self._run_whole(given), valid)
