@@ -70,14 +70,17 @@ def test_texts_are_continued_up_to_what_ends_them() -> None:
 
 @torch.no_grad()
 def test_a_long_text_is_scored_in_windows_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of at most `limit` tokens, the last with as much context as fits beside it (lm_eval's rolling windows)."""
+    """Of at most `limit` tokens, the last with as much context as fits beside it (lm_eval's rolling windows).
+
+    BOS that a tokenizer puts before a text was scored behind BOS.
+    """
     run, ids = learner(), [4, 22, 5, 17, 9, 6, 23, 7, 24, 8, 10]
     model = run.generator.encoder.eval()
     monkeypatch.setattr(harness, "_maximum_length", lambda _: 5)
     windows = [([3], ids[:4]), ([ids[3]], ids[4:8]), (ids[6:8], ids[8:])]
     with run.evaluation_mode():
-        found = _score_text(run, [3], ids)
-    assert found == pytest.approx(sum(by_hand(model, *pair)[0] for pair in windows), rel=1e-5)
+        found = [_score_text(run, [3], one) for one in (ids, [3, *ids])]
+    assert found == pytest.approx([sum(by_hand(model, *pair)[0] for pair in windows)] * 2, rel=1e-5)
 
 
 @torch.no_grad()

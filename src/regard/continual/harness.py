@@ -179,9 +179,11 @@ def _score_continuations(
 def _score_text(learner: TextLearner, prefix: list[int], ids: list[int]) -> float:
     """Return the log-likelihood of a text; a long one in parts, the last behind whole context.
 
-    They are lm_eval's windows of one token less, since a decoder reads the last token of an answer as well.
+    They are lm_eval's windows of one token less, since a decoder reads the last token of an answer as well. A text that
+    begins with the prefix, as BOS of its tokenizer, has it once: it is context, and is not scored.
     """
     limit = _maximum_length(learner)
+    ids = ids[len(prefix) :] if ids[: len(prefix)] == prefix else ids
     size = len(ids) if limit is None else limit - _shared_positions(learner)
     pairs = []
     for start in range(0, len(ids), size or 1):
