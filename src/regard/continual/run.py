@@ -176,7 +176,7 @@ def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int
 
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     stream, config = learner.stream, learner.network.classifier.config
-    tasks = {task.name: dict(task.sha256) for task in stream.tasks}
+    tasks = [dict(task.sha256) for task in stream.tasks]
     lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
     unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
     return {

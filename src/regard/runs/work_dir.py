@@ -352,7 +352,9 @@ def _delete(path: Path) -> None:
 
 
 def _flatten(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dictionaries by their names with dots between."""
+    """Return the leaves of nested dictionaries, and of lists of them, by their names with dots between."""
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+        value = {str(index): part for index, part in enumerate(value)}
     if not isinstance(value, Mapping):
         return {name: value}
     parts = [_flatten(inner, f"{name}.{part}".strip(".")) for part, inner in value.items()]
