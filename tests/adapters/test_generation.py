@@ -197,3 +197,25 @@ def test_joined_rows_have_all_the_only_adapter() -> None:
     torch.testing.assert_close(found, expected)
     with adapters.use_weights(None):
         assert not torch.allclose(found, adapters.model(ids, **joined).logits)
+
+
+def test_packed_texts_are_refused_where_each_has_weights_of_its_own() -> None:
+    """Their positions begin anew within a row, which had one mixture for all of its texts."""
+    adapters, given = filled("llama"), prompts("llama")
+    texts = given["input_ids"][:2]
+    packed = {"input_ids": texts.reshape(1, -1), "position_ids": torch.arange(texts.shape[1]).repeat(2)[None]}
+    refused = "position_ids: expected a row for each text"
+    for call in (adapters, adapters.routing_weights, adapters.query_vectors):
+        with pytest.raises(UserError, match=refused):
+            call(**packed)
+    with adapters.use_only("task1"):
+        apart = torch.cat(list(adapters(input_ids=texts).logits))[None]
+        torch.testing.assert_close(adapters(**packed, use_cache=False).logits, apart)
+    for name in adapters.adapter_names[:1] + adapters.adapter_names[2:]:
+        adapters.delete_adapter(name)
+    torch.testing.assert_close(adapters(**packed, use_cache=False).logits, apart)
+    fitted = SharedAdapters(made("llama"), r=2)
+    with pytest.raises(UserError, match=refused):
+        fitted.fit_task("first", [packed | {"labels": packed["input_ids"]}])
+    padded = given | {"position_ids": (given["attention_mask"].cumsum(-1) - 1).clamp(min=0)}
+    assert adapters.routing_weights(**padded).shape == (len(given["input_ids"]), 1)

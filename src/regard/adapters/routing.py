@@ -117,6 +117,10 @@ class Routing:
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
+        _refuse_packed_rows(inputs)
+        return self._read(inputs, prompt)
+
+    def _read(self, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
         self.prepare()
         valid = self._valid_mask(inputs, prompt)
         with self.mixture.use(None), hold(self, _is_reading=True), ExitStack() as stack:
@@ -254,12 +258,14 @@ class Routing:
         if name is not None and is_filled(inputs[name]):
             self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
-            if inputs.get("cu_seq_lens_q") is not None and self.num_adapters > 1:  # one has weight 1 in all rows
-                self.refuse_joined_rows()
+            if self.num_adapters > 1:  # one has weight 1 in all rows
+                _refuse_packed_rows(inputs)
+                if inputs.get("cu_seq_lens_q") is not None:
+                    self.refuse_joined_rows()
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
             if not self._read_along(inputs):
-                self.mixture.weights = self.router(self.vectors(inputs, self.prompt))
+                self.mixture.weights = self.router(self._read(inputs, self.prompt))
 
     def _read_along(self, inputs: Mapping[str, Any]) -> bool:
         """Let the pass that begins set the weights, if it can."""
@@ -325,6 +331,18 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
         return model.get_encoder(), True
     decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
     return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
+
+
+def _refuse_packed_rows(inputs: Mapping[str, Any]) -> None:
+    """Raise UserError if positions begin anew within a row, which then holds several texts."""
+    positions = inputs.get("position_ids")
+    if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
+        return
+    if bool((positions.diff() < 0).any()):
+        raise UserError(
+            "position_ids: expected a row for each text, since rows have weights of their own, got several texts "
+            "packed into one; leave packing out (packing=False, padding_free=False), or set weights by `use_only`"
+        )
 
 
 def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
