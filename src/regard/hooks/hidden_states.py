@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.attention.call import is_same_view
 from regard.attention.device_choice import choose_for
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
@@ -64,8 +65,10 @@ def reduce_hidden(
     Their tokens are those of a forward from `first` on. Reductions by sample are summed over the real tokens of a row,
     or of each packed sequence in it, unless `sums_tokens` is false.
     """
-    states = HiddenStates(to_acc_dtype(hidden.detach()))
-    tensors = {}
+    copied = to_acc_dtype(hidden.detach())
+    if "hidden" in names and is_same_view(copied, hidden):  # the model, or its caller, may write to them
+        copied = copied.clone()
+    states, tensors = HiddenStates(copied), {}
     for reduction in (REDUCTIONS[name] for name in names):
         tensor = reduction.compute(states)
         is_sum = sums_tokens and reduction.axis == "sample"
