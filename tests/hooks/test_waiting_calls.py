@@ -143,6 +143,15 @@ def test_what_a_failed_forward_left_is_forgotten() -> None:
     assert_same(watch.frame(), whole)
 
 
+def test_overlapping_blocks_of_which_one_lets_calls_wait() -> None:
+    """Each layer of DiffLlama is called twice; what the other block has of the first is not what this one needs."""
+    model, inputs = make_model("DiffLlama"), batch("none")
+    whole = frame(model, inputs)
+    with regard.watching(model, JOINED) as watch, regard.watching(model, "spectral_bound"), torch.no_grad():
+        model(**inputs)
+    assert_same(watch.frame(), whole)
+
+
 @pytest.mark.parametrize("mode", ["inference", "autocast", "grad"])
 def test_calls_wait_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = make_model("Llama").float(), batch("left")

@@ -309,6 +309,7 @@ class Watch(Observer, Readings):
         kind, position = attention_kind(path, module), self.latest
         layer = sequences.layer(kind, position.layer, position.part)
         output = output.detach()
+        reductions = {} if self._is_kept or self._waits else reductions  # of overlapping blocks, which may lack its own
         if kind == "self" and self._keep(module, position.layer, call):
             sequences.latest[kind] = call, output, reductions, dict(layer.tensors)
             return
