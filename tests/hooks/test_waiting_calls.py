@@ -16,6 +16,8 @@ from regard.statistics import ALL, STATISTICS
 
 NAMES = [name for name in ALL if WantedReductions([STATISTICS[name]()]).join_calls]
 JOINED = ["column_mass", "sink_rate", "sink_deviation", "entropy", "distance", "key_norm", "value_norm", "hidden_norm"]
+CALL_BYTES = 2 * (4 + 2 + 2) * 12 * 8 * 8 + 2 * 2 * 12
+"""Of a call of `make_model("Llama")` and `batch`: rows × heads of queries, keys, values × tokens × width × 8; masks."""
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
 
 
@@ -94,11 +96,32 @@ def test_calls_that_fill_the_room_are_reduced_before_the_last(monkeypatch: pytes
     model, inputs = make_model("Llama"), batch("right")
     whole = frame(model, inputs)
     rows = spy_on_reduce(monkeypatch)
-    vectors = 2 * (4 + 2 + 2) * 12 * 8 * 8  # rows × heads of queries, keys and values × tokens × width × bytes
-    masks = 2 * (2 * 12)
-    monkeypatch.setitem(waiting_calls.MAX_BYTES, "cpu", 3 * (vectors + masks))
+    monkeypatch.setitem(waiting_calls.MAX_BYTES, "cpu", 2 * 3 * CALL_BYTES)  # one kind of calls has half
     assert_same(frame(model, inputs), whole)
     assert rows == [6, 2]
+
+
+def test_calls_of_many_kinds_wait_in_memory_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer makes a mask of its own of one that is added, so that each call is of another kind."""
+    held: list[int] = []
+    own = waiting_calls.WaitingCalls.add
+
+    def add(waiting: waiting_calls.WaitingCalls, *args: Any, **options: Any) -> bool:
+        is_full = own(waiting, *args, **options)
+        buffers = [buffer for group in waiting._groups.values() for buffer in group.vectors.buffers.values()]
+        held.append(sum(buffer.nbytes for buffer in buffers))
+        return is_full
+
+    monkeypatch.setattr(waiting_calls.WaitingCalls, "add", add)
+    most = 8 * CALL_BYTES
+    monkeypatch.setitem(waiting_calls.MAX_BYTES, "cpu", most)
+    mask = torch.full((2, 1, 12, 12), torch.finfo(torch.float64).min, dtype=torch.float64).triu(1)
+    model, inputs = make_model("Llama"), {"input_ids": batch("none")["input_ids"], "attention_mask": mask}
+    joined = frame(model, inputs)
+    assert len(held) == 4
+    assert max(held) <= most
+    one_by_one(monkeypatch)
+    assert_same(joined, frame(model, inputs))
 
 
 class Writes(nn.Module):

@@ -21,7 +21,7 @@ from regard.hooks.layer_copies import LayerCopies
 MAX_PAIRS = {"cpu": 1 << 12, "cuda": 1 << 26}
 """Most pairs of query and key, over all heads, of a call that waits."""
 MAX_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
-"""Most memory of the calls that wait together."""
+"""Most memory of the calls of a forward that wait, with one call more at most."""
 OF_TOKENS = ("query_mask", "key_mask")
 MASKS = ("keep", *OF_TOKENS)
 
@@ -88,14 +88,20 @@ class WaitingCalls:
 
     def __init__(self) -> None:
         self._groups: dict[Any, _Group] = {}
+        self._num_bytes = 0
 
     def add(self, call: AttentionCall, place: Place, *, most: int) -> bool:
-        """Let a call wait, of at most so many in the forward; return whether those like it should be reduced now."""
+        """Let a call wait, of at most so many in the forward; return whether those that wait should be reduced now.
+
+        Calls of one kind get half of the memory that is left, for there may be other kinds: a mask for each layer.
+        """
         signature = _signature(call, is_self=place.is_self)
         vectors: dict[str, Any] = {name: getattr(call, name).detach() for name in QKV}
         group = self._groups.get(signature)
         if group is None:
-            copies = LayerCopies(min(most, choose_for(call.query.device, MAX_BYTES) // _num_bytes(call)), vectors)
+            size, left = _num_bytes(call), choose_for(call.query.device, MAX_BYTES) - self._num_bytes
+            copies = LayerCopies(max(min(most, left // 2 // size), 1), vectors)
+            self._num_bytes += copies.room * size
             first = replace(map_fields(call, **dict.fromkeys(MASKS, torch.clone)), **vectors, dropout=0.0)
             group = self._groups[signature] = _Group(first, _masks(call), copies)
         group.vectors.add(vectors)
@@ -104,7 +110,7 @@ class WaitingCalls:
 
     def take(self) -> Iterator[tuple[AttentionCall, list[Place]]]:
         """Yield calls joined, and where the reductions of each belong; they wait no longer."""
-        groups, self._groups = self._groups, {}
+        groups, self._groups, self._num_bytes = self._groups, {}, 0
         for group in groups.values():
             yield group.join(), group.places
 
@@ -117,7 +123,7 @@ def may_wait(call: AttentionCall) -> bool:
         return False  # nobody can tell whether a mask of inference mode is written to
     device = call.query.device
     is_small = batch * heads * queries * call.key.shape[2] <= choose_for(device, MAX_PAIRS)
-    return is_small and 2 * _num_bytes(call) <= choose_for(device, MAX_BYTES)
+    return is_small and 4 * _num_bytes(call) <= choose_for(device, MAX_BYTES)
 
 
 def _masks(call: AttentionCall) -> list[Tensor]:
