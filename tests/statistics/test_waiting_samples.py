@@ -117,6 +117,8 @@ def test_batches_wait_up_to_a_number_and_a_size(monkeypatch: pytest.MonkeyPatch)
     sizes: list[int] = []
 
     class Spy(ColumnMass):
+        joins_batches = True
+
         def update(self, layers: Sequence[Observation]) -> None:
             sizes.append(len(layers[0].length))
             super().update(layers)
@@ -151,3 +153,30 @@ def test_other_statistics_take_each_batch_as_it_comes() -> None:
     for seed in range(2):
         statistic.add_later(observation(2, 9, seed, joined=True))
     assert seen == [4, 4]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_class_that_counts_for_itself_gets_each_batch_unless_it_says_otherwise(joins: bool) -> None:
+    class Counts(ColumnMass):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def update(self, layers: Sequence[Observation]) -> None:
+            self.seen.append(len(layers[0].length) // LAYERS)
+
+    class Joins(Counts):
+        joins_batches = True
+
+    statistic = Joins() if joins else Counts()
+    for seed in range(3):
+        statistic.add_later(observation(2, 9, seed, joined=True))
+    assert statistic.seen == ([] if joins else [2, 2, 2])
+    statistic.settle()
+    assert statistic.seen == ([6] if joins else [2, 2, 2])
+
+
+def test_statistics_of_the_package_take_several_batches() -> None:
+    """But for those of matrices, which are summed as they come, and of two forwards."""
+    alone = {name for name in STATISTICS if not STATISTICS[name]().joins_batches}
+    assert alone == {"input_dependence", "perturbation_spread"}

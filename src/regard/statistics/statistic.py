@@ -53,6 +53,10 @@ MAX_JOINED = 1 << 14
 """Most entries of the values of a layer that are joined with those of others."""
 
 
+OF_BATCHES = ("update", "merge", "result", "columns", "state", "load", "settle")
+"""Methods of a statistic that add samples or read them, so that they must know of those that wait."""
+
+
 class SampleValues(NamedTuple):
     """Values (sample, *axes), which count where `present`; and the α_k that they come from, none of which is over 1."""
 
@@ -74,7 +78,8 @@ class Statistic(ABC):
         num_first_keys: Number of keys that `first_mass` covers, if it is needed.
         special_ids: Token ids whose modality is "special", if it needs modalities.
         joins_layers: It takes several layers as one observation, which costs less; see `Observation.more_layers`.
-        joins_batches: It takes samples of several batches as of one, which costs less, and settles before it is read.
+        joins_batches: It takes samples of several batches as of one, which costs less, and settles before it is read. A
+            class with an `update`, `result`, … of its own does so only if it says so again.
     """
 
     name: str
@@ -85,6 +90,12 @@ class Statistic(ABC):
     joins_layers: bool = False
     joins_batches: bool = False
     _waiting_samples: WaitingSamples | None = None
+
+    def __init_subclass__(cls) -> None:
+        """Give batches as they come to a class that adds or reads them in its own way, unless it takes them joined."""
+        super().__init_subclass__()
+        if "joins_batches" not in vars(cls) and not vars(cls).keys().isdisjoint(OF_BATCHES):
+            cls.joins_batches = False
 
     def add_later(self, layers: Sequence[Observation]) -> None:
         """Add some samples, with later ones of the same shape if it takes several batches, else by `update` at once."""
