@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pandas as pd
 import pytest
@@ -10,7 +11,9 @@ import transformers
 from torch import Tensor, nn
 
 import regard
+from regard.attention.call import AttentionCall
 from regard.hooks import hidden_states, observe, waiting_calls
+from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.selection import WantedReductions
 from regard.statistics import ALL, STATISTICS
 
@@ -125,27 +128,51 @@ def test_calls_of_many_kinds_wait_in_memory_of_one(monkeypatch: pytest.MonkeyPat
 
 
 class Writes(nn.Module):
-    """Hides one more key of the mask in place before every layer, as a host may that fills one mask again."""
+    """Hides one more key of the mask in place before every layer, as a host may that fills one mask again.
 
-    def __init__(self) -> None:
+    A mask of float numbers makes another boolean one in each layer; a boolean mask is in one place of memory.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
+        self.hidden: Any = False if dtype == torch.bool else torch.finfo(dtype).min
+        self.seen: Any = True if dtype == torch.bool else 0.0
+        self.dtype = dtype
         self.model = make_model("Llama")
         for index, layer in enumerate(self.model.layers):
             hide = partial(self.write, index)
             layer.register_forward_pre_hook(hide, with_kwargs=True)
 
     def write(self, index: int, _layer: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-        kwargs["attention_mask"][..., index + 1] = torch.finfo(torch.float64).min
-        kwargs["attention_mask"][..., index + 1, index + 1] = 0.0
+        kwargs["attention_mask"][..., index + 1] = self.hidden
+        kwargs["attention_mask"][..., index + 1, index + 1] = self.seen
 
     def forward(self, ids: Tensor) -> Any:
         length = ids.shape[1]
-        mask = torch.full((1, 1, length, length), torch.finfo(torch.float64).min, dtype=torch.float64).triu(1)
+        mask = torch.full((1, 1, length, length), self.seen, dtype=self.dtype)
+        mask = mask.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), self.hidden)
         return self.model(ids, attention_mask=mask)
 
 
-def test_a_mask_that_is_written_to_between_layers_is_that_of_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, inputs = Writes(), {"ids": batch("none")["input_ids"]}
+def test_a_mask_keeps_its_memory_while_calls_wait() -> None:
+    """A later mask that took it would count as the same one."""
+    mask, vectors = torch.ones(1, 1, 4, 4, dtype=torch.bool).tril(), torch.rand(3, 1, 2, 4, 8)
+    call = AttentionCall(query=vectors[0], key=vectors[1], value=vectors[2], scale=1.0, keep=mask)
+    place = waiting_calls.Place.of(call, LayerAccumulator(), is_self=True, start=0, first_key=0, keys=4)
+    waiting, held = waiting_calls.WaitingCalls(), ref(mask)
+    waiting.add(call, place, most=2)
+    del call, mask
+    assert held() is not None
+    list(waiting.take())
+    assert held() is None
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64])
+def test_a_mask_that_is_written_to_between_layers_is_that_of_each_layer(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = Writes(dtype), {"ids": batch("none")["input_ids"]}
     joined = frame(model, inputs, names=["column_mass"])
     by_layer = joined[joined.position == 1].groupby("layer").value.mean()
     assert (by_layer < 0.1).all()
@@ -210,6 +237,24 @@ def test_inputs_may_be_written_to_after_a_forward() -> None:
         model(**buffers)
         buffers["input_ids"].zero_()
         buffers["attention_mask"].zero_()
+    assert_same(watch.frame(), expected)
+
+
+def test_masks_of_an_encoder_may_be_written_to_after_a_forward() -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4}
+    model = transformers.T5Model(transformers.T5Config(vocab_size=99, **sizes)).double().eval()
+    inputs = batch("right")
+    masks = [inputs["attention_mask"].bool(), inputs["attention_mask"].bool().flip(0)]
+    inputs["decoder_input_ids"] = inputs["input_ids"][:, :5]
+    names = ["column_mass", "entropy"]
+    expected = frame(model, *(inputs | {"attention_mask": mask} for mask in masks), names=names)
+    buffer = masks[0].clone()
+    with regard.watching(model, names) as watch, torch.no_grad():
+        model(**inputs | {"attention_mask": buffer})
+        buffer.copy_(masks[1])
+        model(**inputs | {"attention_mask": buffer})
+        buffer.fill_(True)
     assert_same(watch.frame(), expected)
 
 
