@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.attention.call import AttentionCall
-from regard.hooks import hidden_states, observe, waiting_calls
+from regard.hooks import hidden_states, observe, sequences, waiting_calls
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.selection import WantedReductions
 from regard.statistics import ALL, STATISTICS
@@ -72,6 +72,30 @@ def test_calls_that_waited_have_the_numbers_of_single_calls(
     joined = frame(model, *batches, names=NAMES)
     one_by_one(monkeypatch)
     assert_same(joined, frame(model, *batches, names=NAMES))
+
+
+def test_hidden_states_that_waited_are_summed_over_the_tokens_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean cosine between different tokens that are real, of the states that the model returns."""
+    model, inputs = make_model("Llama"), batch("left")
+    rows: list[int] = []
+    own = sequences.reduce_hidden
+
+    def reduce_hidden(hidden: Tensor, *args: Any, **options: Any) -> None:
+        rows.append(len(hidden))
+        own(hidden, *args, **options)
+
+    monkeypatch.setattr(sequences, "reduce_hidden", reduce_hidden)
+    actual = frame(model, inputs, names=["over_smoothing"]).set_index("layer").value
+    assert rows == [5 * 2]  # the embeddings and four layers
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True).hidden_states[:-1]  # the last is that of the final norm
+    real = inputs["attention_mask"].bool()
+    for layer, hidden in enumerate(states, start=-1):
+        means = []
+        for row, mask in zip(hidden, real, strict=True):
+            unit = nn.functional.normalize(row[mask], dim=-1)
+            means.append((unit @ unit.T)[~torch.eye(len(unit), dtype=torch.bool)].mean())
+        assert actual[layer] == pytest.approx(float(torch.stack(means).mean()), rel=1e-9)
 
 
 def spy_on_reduce(monkeypatch: pytest.MonkeyPatch) -> list[int]:
