@@ -221,6 +221,26 @@ def test_the_image_of_each_row_has_the_weights_of_its_row() -> None:
             assert_close(found[row : row + 1], alone.logits)
 
 
+def test_images_of_rows_are_told_apart_in_a_compiled_layer() -> None:
+    """It was said that rows have not one each, whatever they have."""
+    adapters, weights = adapted(make_llava(), ["q_proj"]), torch.rand(2, 2).double()
+    with torch.no_grad(), adapters.use_weights(weights):
+        expected = adapters(**make_rows(1, 1)).logits
+        tower: Any = adapters.model.get_submodule("model.vision_tower")
+        tower.encoder.layers[0].self_attn.q_proj.compile(backend="eager")
+        assert_close(adapters(**make_rows(1, 1)).logits, expected)
+        with pytest.raises(UserError, match="as many of them, but not one each"):
+            adapters(**make_rows(2, 0))
+
+
+def test_images_beside_embeddings_of_tokens_are_refused_as_such() -> None:
+    """Nothing says of which row an image is; it was said that rows have not one each."""
+    adapters, rows = adapted(make_llava(), ["q_proj"]), make_rows(1, 1)
+    embeddings = adapters.model.get_input_embeddings()(rows["input_ids"])
+    with adapters.use_weights(torch.rand(2, 2)), pytest.raises(UserError, match="as many of them, without input_ids"):
+        adapters(inputs_embeds=embeddings, pixel_values=rows["pixel_values"])
+
+
 def test_a_watch_does_not_see_the_forward_that_finds_layouts() -> None:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 4}

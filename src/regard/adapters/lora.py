@@ -69,14 +69,14 @@ class Mixture:
     Attributes:
         in_call: The model is in a forward, or computes a part of one again.
         rows: How many rows that forward reads, where it is known: of beams several have the weights of one row.
-        has_one_each: Whether each of these rows has an image (or sound, or video), or none has, as far as it is known.
+        has_one_each: Whether each of these rows has an image (or sound, or video), or none has; None if nothing says.
     """
 
     def __init__(self, weights: Tensor | None = None, top_k: int | None = None) -> None:
         self.weights, self.top_k = weights, top_k
         self.in_call = False
         self.rows: int | None = None
-        self.has_one_each: Callable[[], bool] = always
+        self.has_one_each: Callable[[], bool | None] = always
 
     @property
     def weights(self) -> Tensor | None:
@@ -311,10 +311,11 @@ class MixedLayer(nn.Module):
         rows = self.mixture.rows or own
         is_exact = states.dim() > 2 and len(states) == rows
         is_swapped = states.dim() > 2 and states.shape[1] == rows
-        if own > 1 and self.layout == "other" and is_exact and not self.mixture.has_one_each():
+        if own > 1 and self.layout == "other" and is_exact and not (is_each := self.mixture.has_one_each()):
+            got = "but not one each" if is_each is False else "without input_ids, which say of which row they are"
             raise UserError(
                 f"target_modules: expected an image, or sound, for each of {rows} rows, as each row has weights of its "
-                f"own; got as many of them, but not one each ({self.base_layer})"
+                f"own; got as many of them, {got} ({self.base_layer})"
             )
         if own > 1 and not is_exact and (is_swapped or self.layout == "other" or states.dim() == 1):
             raise UserError(

@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, always, hold
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
-from regard.attention.tracing import is_traced
+from regard.attention.tracing import is_exported, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
@@ -352,15 +352,16 @@ def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
     return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), None)
 
 
-def _has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool:
+def _has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool | None:
     """Return whether of images, sounds and videos as many as there are rows are one of each, by the tokens of them.
 
-    They are if each row has tokens of them. Without tokens, nothing says so.
+    They are if each row has tokens of them. Without tokens, and in a graph for other ones, nothing says so (None);
+    `torch.compile` breaks its graph here.
     """
     if modalities is None or (ids is not None and ids.dim() != 2):
         return True
-    if ids is None or is_traced():
-        return False
+    if ids is None or is_exported():
+        return None
     has_any = [torch.isin(ids, torch.tensor(sorted(tokens)).to(ids)).any(1) for tokens in modalities.ids.values()]
     return all(bool(rows.all() | ~rows.any()) for rows in has_any)
 
