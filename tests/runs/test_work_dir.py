@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from regard.errors import UserError
-from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, open_work_dir
+from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, check_same_identity, open_work_dir
 from tests.commands.sweep.sweeping import until
 from tests.processes import started
 
@@ -186,6 +186,13 @@ def test_another_identity_does_not_go_on(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed was 1 when the run started and is 2 now"):
         run(tmp_path / "w", resume=True, identity=2)
     assert can_resume(tmp_path / "w", PARTS)
+
+
+@pytest.mark.parametrize("now", [[{}], [{}, {"train": "a"}], [{}, {}, {}]])
+def test_parts_of_which_nothing_is_known_are_counted(now: list[dict[str, str]]) -> None:
+    """Tasks without hashes: however many, they were the same."""
+    with pytest.raises(UserError, match="cannot resume: tasks"):
+        check_same_identity({"tasks": [{}, {}]}, {"tasks": now})
 
 
 @pytest.mark.parametrize("name", [MARK, JOURNAL])

@@ -353,7 +353,7 @@ def _delete(path: Path) -> None:
 
 def _flatten(value: Any, name: str = "") -> dict[str, Any]:
     """Return the leaves of nested dictionaries, and of lists of them, by their names with dots between."""
-    if isinstance(value, list) and value and all(isinstance(part, Mapping) for part in value):
+    if isinstance(value, list) and value and all(isinstance(part, Mapping) and part for part in value):
         value = {str(index): part for index, part in enumerate(value)}
     if not isinstance(value, Mapping):
         return {name: value}
