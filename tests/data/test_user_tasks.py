@@ -309,6 +309,17 @@ def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -
     assert said.format(path=path) in message_of(path, missing_labels="refuse")
 
 
+def test_a_refusal_counts_the_rows_without_a_text(tmp_path: Path) -> None:
+    """One message has the number of all of them; that of another type has none."""
+    rows = records("a")
+    blank = [{"task": "a", "text": text, "label": "no"} for text in (None, "", " \u00a0")]
+    path = write(tmp_path / "mine.jsonl", [*rows[:2], *blank, *rows[2:]])
+    expected = f"stream: expected text in the column 'text' of {path}, line 3, got None"
+    assert message_of(path) == f"{expected}; leave out rows without a text: 3 in {path}"
+    path = write(tmp_path / "number.jsonl", [rows[0] | {"text": 3}, *rows[1:], *blank])
+    assert message_of(path) == f"stream: expected text in the column 'text' of {path}, line 1, got 3"
+
+
 def told(path: Path, **settings: Any) -> tuple[Stream, str]:
     """The stream, and the one warning."""
     with pytest.warns(UserWarning, match="stream: ") as caught:

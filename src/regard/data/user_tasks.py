@@ -323,7 +323,13 @@ def _read_rows(
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
         instruction = _parse_instruction(values, columns.instruction, location)
         may_be_blank = columns.is_text and bool(instruction)  # which says all, as often where texts are inputs
-        texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
+        try:
+            texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
+        except UserError as error:
+            blank = sum(_is_blank(record.values.get(columns.text)) for record in records)
+            if may_be_blank or not _is_blank(values[columns.text]):
+                raise
+            raise UserError(f"{error}; leave out rows without a text: {blank} in {path}") from None
         rows.append(_UserRow(texts, label, instruction, answers, location))
     if all(_is_number(row.texts[0]) for row in rows):
         raise UserError(f"stream: expected text in the column '{columns.text}' of {path}, got numbers alone")
@@ -333,7 +339,7 @@ def _read_rows(
 def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
     """Return one text or two; a text_pair that is null or empty is none."""
     columns = [text] if values.get("text_pair") in (None, "") else [text, "text_pair"]
-    if may_be_blank and len(columns) == 1 and (values.get(text) is None or not str(values[text]).strip()):
+    if may_be_blank and len(columns) == 1 and _is_blank(values.get(text)):
         return ("",)
     for column in columns:
         if not isinstance(values[column], str) or not values[column].strip():
@@ -364,6 +370,10 @@ def _parse_name(value: Any, expected: str) -> str:
         why = kinds.get(type(value), "") if " as label " in expected else ""
         raise UserError(f"stream: expected {expected}, got {value!r}{why}")
     return str(value).strip()
+
+
+def _is_blank(value: Any) -> bool:
+    return value is None or not str(value).strip()
 
 
 def _is_number(text: str) -> bool:
