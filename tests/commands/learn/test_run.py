@@ -534,3 +534,11 @@ def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None
         learn(**given)
     assert str(raised.value).startswith(told)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])
+def test_objects_that_are_no_stream_are_told_what_to_do(rows: Any) -> None:
+    """A data frame is no name of a file, whatever its text."""
+    name = type(rows).__name__
+    with pytest.raises(UserError, match=rf"expected a name, .* or a .*Stream, got a {name}: write it to a file"):
+        learn(rows, ["finetune"], model="minilm")

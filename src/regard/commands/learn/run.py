@@ -264,9 +264,7 @@ def _run_and_keep(
     return result
 
 
-def _make_config(
-    stream: str | Stream | LearnConfig, method: Any, model: Any, arguments: Mapping[str, Any]
-) -> LearnConfig:
+def _make_config(stream: Any, method: Any, model: Any, arguments: Mapping[str, Any]) -> LearnConfig:
     changes = {name: value for name, value in arguments.items() if name not in ("stream", "method", "model")}
     if method is not None:
         changes["method"] = ",".join(map(str, method)) if isinstance(method, (list, tuple)) else method
@@ -278,6 +276,9 @@ def _make_config(
         return stream.replace(**changes)
     if model is not None and not isinstance(model, str):
         changes["model"] = getattr(model, "name", None) or type(model).__name__
+    if not isinstance(stream, (str, Path, Stream)):
+        got = f"got a {type(stream).__name__}: write it to a file first (.parquet)"
+        raise UserError(f"stream: expected a name, a table, a folder or a regard.data.stream.Stream, {got}")
     if not isinstance(stream, Stream):
         return LearnConfig.from_dict({"stream": str(stream), **changes})
     for name in STREAM_FIELDS:
