@@ -326,9 +326,9 @@ def _read_rows(
         try:
             texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
         except UserError as error:
-            blank = sum(_is_blank(record.values.get(columns.text)) for record in records)
             if may_be_blank or not _is_blank(values[columns.text]):
                 raise
+            blank = sum(_is_blank(record.values.get(columns.text)) for record in records)
             raise UserError(f"{error}; leave out rows without a text: {blank} in {path}") from None
         rows.append(_UserRow(texts, label, instruction, answers, location))
     if all(_is_number(row.texts[0]) for row in rows):

@@ -6,7 +6,7 @@ of a forward are copied behind each other, and every reduction is computed once 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,10 +48,10 @@ class Place:
         virtual_key = call.operation is not None and call.operation.has_extra_column
         return cls(layer, is_self, slice(start, start + call.query.shape[2]), first_key, keys, virtual_key)
 
-    def add(self, tensors: Mapping[str, Tensor]) -> None:
+    def add(self, tensors: dict[str, Tensor]) -> None:
         """Add the reductions of the call to the layer."""
         self.layer.add_attention(
-            dict(tensors),
+            tensors,
             queries=self.queries,
             first_key=self.first_key,
             keys=self.keys,

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+
+OF_SAMPLES = ("length", "keys", "token_ids", "modality", "query_token_ids", "query_modality")
+"""Fields with a row for each sample, as the tensors have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +53,17 @@ class Observation:
         """All layers."""
         return self.layer, *self.more_layers
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """What observations must have in common to be joined, whatever their layers are."""
+        parts = [*((name, getattr(self, name)) for name in OF_SAMPLES), *sorted(self.tensors.items())]
+        shapes = [(name, None if part is None else (part.shape, part.dtype, part.device)) for name, part in parts]
+        return self.site, self.causal, self.virtual_key, *shapes
+
+    def select(self, names: Callable[[str], bool]) -> Observation:
+        """Return the observation with some of its tensors."""
+        return replace(self, tensors={name: tensor for name, tensor in self.tensors.items() if names(name)})
+
     def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
         """Return which of the first `width` positions are keys of a sample."""
         return torch.arange(width, device=self.keys.device) < self.keys[:, None]
@@ -74,3 +90,16 @@ class Observation:
             return later
         early = early[:, 0, :width].to(later.dtype)
         return later + torch.nn.functional.pad(early, (0, width - early.shape[-1]))
+
+
+def join_observations(
+    parts: Sequence[Observation], join: Callable[[list[Tensor]], Tensor], more_layers: tuple[int, ...]
+) -> Observation:
+    """Return observations of one signature as one of the first's layer and more, whose samples `join` puts together."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    known = [name for name in OF_SAMPLES if getattr(first, name) is not None]
+    of_samples: dict[str, Any] = {name: join([getattr(part, name) for part in parts]) for name in known}
+    tensors = {name: join([part.tensors[name] for part in parts]) for name in first.tensors}
+    return replace(first, **of_samples, tensors=tensors, more_layers=more_layers)

@@ -6,20 +6,18 @@ What it computes of the reductions of some samples takes about as long as of man
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.statistics.observation import Observation
+from regard.statistics.observation import Observation, join_observations
 
 MAX_BATCHES = 32
 MAX_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Most batches that wait, and most entries of their reductions."""
 EARLY = "early_query_count"
 """What says how many queries see a key beside those behind it; no statistic names it among its needs."""
-OF_SAMPLES = ("length", "keys", "token_ids", "modality", "query_token_ids", "query_modality")
 
 
 class WaitingSamples:
@@ -32,12 +30,12 @@ class WaitingSamples:
 
     def add(self, layers: Sequence[Observation], needs: Set[str]) -> bool:
         """Let a batch wait with what a statistic needs of it; return whether it may, beside those that do already."""
-        batch = [_select(layer, needs) for layer in layers]
+        batch = [layer.select(lambda name: name in needs or name == EARLY) for layer in layers]
         tensors = [tensor for layer in batch for tensor in layer.tensors.values()]
         if not tensors or any(len(tensor) != len(layer.length) for layer in batch for tensor in layer.tensors.values()):
             return False
         entries = sum(tensor.numel() for tensor in tensors)
-        signature = [_signature(layer) for layer in batch]
+        signature = [(layer.layers, layer.signature) for layer in batch]
         is_first = not self._batches
         most = MAX_ENTRIES.get(tensors[0].device.type, MAX_ENTRIES["cpu"])
         if 2 * entries > most:
@@ -56,29 +54,11 @@ class WaitingSamples:
         return [_join(parts) for parts in zip(*batches, strict=True)]
 
 
-def _select(layer: Observation, needs: Set[str]) -> Observation:
-    """Return an observation with no more tensors than a statistic reads."""
-    tensors = {name: tensor for name, tensor in layer.tensors.items() if name in needs or name == EARLY}
-    return replace(layer, tensors=tensors)
-
-
-def _signature(layer: Observation) -> Any:
-    """Return what batches must have in common."""
-    tensors = [*((name, getattr(layer, name)) for name in OF_SAMPLES), *sorted(layer.tensors.items())]
-    parts = [(name, None if part is None else (part.shape, part.dtype, part.device)) for name, part in tensors]
-    return layer.site, layer.layers, layer.causal, layer.virtual_key, parts
-
-
 def _join(parts: Sequence[Observation]) -> Observation:
     """Return the samples of several observations of the same layers as one, those of each layer together."""
-    first, layers = parts[0], len(parts[0].layers)
-    if len(parts) == 1:
-        return first
+    layers = len(parts[0].layers)
 
     def join(tensors: Sequence[Tensor]) -> Tensor:
         return torch.cat([tensor.unflatten(0, (layers, -1)) for tensor in tensors], dim=1).flatten(0, 1)
 
-    known = [name for name in OF_SAMPLES if getattr(first, name) is not None]
-    of_samples: dict[str, Any] = {name: join([getattr(part, name) for part in parts]) for name in known}
-    tensors = {name: join([part.tensors[name] for part in parts]) for name in first.tensors}
-    return replace(first, **of_samples, tensors=tensors)
+    return join_observations(parts, join, parts[0].more_layers)
