@@ -208,6 +208,10 @@ def test_packed_texts_are_refused_where_each_has_weights_of_its_own() -> None:
     for call in (adapters, adapters.routing_weights, adapters.query_vectors):
         with pytest.raises(UserError, match=refused):
             call(**packed)
+    length = packed["input_ids"].shape[1]
+    for second in (0, 7):  # a first text of one token, whose end no smaller position shows; and a gap
+        with pytest.raises(UserError, match=refused):
+            adapters(packed["input_ids"], position_ids=torch.tensor([[0, *range(second, second + length - 1)]]))
     with adapters.use_only("task1"):
         apart = torch.cat(list(adapters(input_ids=texts).logits))[None]
         torch.testing.assert_close(adapters(**packed, use_cache=False).logits, apart)

@@ -53,8 +53,8 @@ def hold(owner: Any, **attributes: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def always() -> bool:
-    """Return True."""
+def one_each() -> bool:
+    """Return that rows have one image each, as where none are read."""
     return True
 
 
@@ -76,7 +76,7 @@ class Mixture:
         self.weights, self.top_k = weights, top_k
         self.in_call = False
         self.rows: int | None = None
-        self.has_one_each: Callable[[], bool | None] = always
+        self.has_one_each: Callable[[], bool | None] = one_each
 
     @property
     def weights(self) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
-from regard.adapters.lora import MixedLayer, Mixture, always, hold
+from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
 from regard.attention.tracing import is_exported, is_traced
@@ -244,7 +244,7 @@ class Routing:
         if self._stop_reading is not None:
             self._stop_reading()
             self._stop_reading = None
-        self.mixture.in_call, self.mixture.rows, self.mixture.has_one_each = False, None, always
+        self.mixture.in_call, self.mixture.rows, self.mixture.has_one_each = False, None, one_each
         self.mixture.weights = None if self._forced is None else self._forced[0]
         for module, function in self._patched:
             module._gradient_checkpointing_func = function
@@ -334,11 +334,11 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
 
 
 def _refuse_packed_rows(inputs: Mapping[str, Any]) -> None:
-    """Raise UserError if positions begin anew within a row, which then holds several texts."""
+    """Raise UserError if positions of a row are not consecutive: Transformers' masks then keep its parts apart."""
     positions = inputs.get("position_ids")
     if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
         return
-    if bool((positions.diff() < 0).any()):
+    if bool((positions.diff() != 1).any()):
         raise UserError(
             "position_ids: expected a row for each text, since rows have weights of their own, got several texts "
             "packed into one; leave packing out (packing=False, padding_free=False), or set weights by `use_only`"
