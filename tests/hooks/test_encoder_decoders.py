@@ -63,6 +63,22 @@ def test_padding_that_a_model_hides_by_itself_is_no_token() -> None:
 
 
 @torch.no_grad()
+def test_padding_that_a_model_hides_by_itself_is_in_no_average() -> None:
+    model = t5gemma()
+    ids = torch.randint(5, 40, (2, 12), generator=torch.Generator().manual_seed(0))
+    ids[0, 8:] = 0
+    batches = [{"input_ids": ids, "decoder_input_ids": ids[:, :8]}]
+    single = [
+        {"input_ids": ids[row, None, :end], "decoder_input_ids": ids[row, None, :8]} for row, end in ((0, 8), (1, 12))
+    ]
+    found, expected = (regard.average_attention(model, given, length=12) for given in (batches, single))
+    assert torch.equal(found.counts["encoder"], expected.counts["encoder"])
+    for layer in range(2):
+        pair = found.matrices["encoder", layer], expected.matrices["encoder", layer]
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
 def test_a_part_is_observed_although_the_other_cannot_be() -> None:
     sizes = {"hidden_size": 32, "max_position_embeddings": 64, "num_buckets": 8, "relative_max_distance": 16}
     model = randomised(tf.ProphetNetModel(tf.ProphetNetConfig(vocab_size=99, **sizes, **LAYERS, **FFN))).eval()

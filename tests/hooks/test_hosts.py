@@ -157,13 +157,30 @@ def test_statistics_of_hidden_states_are_left_out_where_a_host_has_several_strea
         model(input_ids=ids())
 
 
-def test_windows_that_are_folded_into_the_batch_are_refused() -> None:
+def swin() -> Any:
     config = transformers.SwinConfig(
         embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2, image_size=16, patch_size=2
     )
-    model = transformers.SwinModel(config).eval()
-    with torch.no_grad(), pytest.raises(UserError, match="fold windows"), watching(model):
-        model(pixel_values=torch.randn(2, 3, 16, 16))
+    return transformers.SwinModel(config).eval()
+
+
+WINDOWED = {
+    "Swin": swin,
+    "MaskFormer": lambda: make_model("MaskFormerModel", make_config("maskformer")),
+    "LwDetr": lambda: make_model("LwDetrModel", make_config("lw_detr")),
+    "RfDetr": lambda: make_model("RfDetrModel", make_config("rf_detr")),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@torch.no_grad()
+def test_windows_that_are_folded_into_the_batch_are_refused(name: str) -> None:
+    """An average has one count for all layers of a site; layers of other rows would be divided by it as well."""
+    model, pixels = WINDOWED[name](), torch.randn(2, 3, *(2 * [16 if name == "Swin" else 64]))
+    with pytest.raises(UserError, match="fold windows"), watching(model):
+        model(pixel_values=pixels)
+    with pytest.raises(UserError, match="fold windows"):
+        regard.average_attention(model, [{"pixel_values": pixels}], length=64)
 
 
 def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
@@ -253,6 +270,30 @@ def test_points_that_deformable_attention_samples_are_no_keys() -> None:
     for layer, weights in enumerate(expected.decoder_attentions):
         mass = masses(watch, "encoder", layer, weights.shape)
         torch.testing.assert_close(mass, weights.double().mean((0, 2)), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_averages_beside_deformable_attention_are_means_of_eager_weights() -> None:
+    """And with them the output is that of eager attention whose softmax gives these means."""
+    model = make_model("DeformableDetrModel", make_config("deformable_detr")).double()
+    pixels = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(1)).double()
+    weights = model(pixel_values=pixels, output_attentions=True).decoder_attentions
+    constants = regard.average_attention(model, [{"pixel_values": pixels}], length=8)
+    means = [layer.mean(0) for layer in weights]
+    for layer, mean in enumerate(means):
+        torch.testing.assert_close(constants.matrices["encoder", layer].double(), mean, rtol=0, atol=1e-7)
+    fixed = regard.replaced(model, constants)(pixel_values=pixels).last_hidden_state
+    model.set_attn_implementation("eager")
+    for layer, mean in zip(model.decoder.layers, means, strict=True):
+
+        def attend(module: Any, args: Any, given: Any, _output: Any, mean: Tensor = mean) -> tuple[Tensor, None]:
+            value = module.v_proj(given["hidden_states"] if "hidden_states" in given else args[0])
+            heads = value.unflatten(-1, (len(mean), -1)).transpose(1, 2)
+            return module.o_proj((mean @ heads).transpose(1, 2).flatten(-2)), None
+
+        layer.self_attn.register_forward_hook(attend, with_kwargs=True)
+    expected = model(pixel_values=pixels).last_hidden_state
+    torch.testing.assert_close(fixed, expected, rtol=1e-6, atol=1e-6)
 
 
 @torch.no_grad()

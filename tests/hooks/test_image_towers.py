@@ -77,6 +77,16 @@ def test_padded_patches_are_no_tokens() -> None:
 
 
 @torch.no_grad()
+def test_images_in_one_row_have_no_average() -> None:
+    """Positions of Pixtral's patches would be those in a row of several images."""
+    config = tf.PixtralVisionConfig(**SIZES, image_size=16, patch_size=4)
+    model = tf.PixtralVisionModel(config).eval()
+    batch = {"pixel_values": pixels(2, 3, 16, 16), "image_sizes": torch.tensor([[16, 16], [16, 16]])}
+    with pytest.raises(UserError, match="expected whole sequences, or single images, one a row"):
+        average_attention(model, [batch], length=64)
+
+
+@torch.no_grad()
 def test_a_tower_that_looks_its_function_up_as_an_attribute_is_intercepted() -> None:
     """Kosmos-2.5 finds no attention function that is registered, and always takes its own."""
     torch.manual_seed(0)

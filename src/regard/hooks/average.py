@@ -18,14 +18,16 @@ from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layers import eval_no_grad, find_attention_layers, model_fingerprint
-from regard.hooks.modules import AttentionLayer
+from regard.hooks.modules import AttentionLayer, attention_kind
 from regard.hooks.off_loaded import first_device
 from regard.hooks.routing import ModuleHook, observing
+from regard.hooks.sequences import Sequences
 from regard.runs.integrity import tensor_bytes
 
 IGNORE_INDEX = -100
 ENTRIES = 1 << 24
 """Weights held at once."""
+WHOLE_SEQUENCES = "batches: expected whole sequences, or single images, one a row, without a cache"
 
 
 def average_attention(
@@ -163,40 +165,73 @@ def _move_padding_behind(inputs: dict[str, Tensor], prefix: str) -> None:
 
 
 class _AttentionSums(Observer):
-    """Sums of weights, of their squares, and of pairs, over samples, by layer."""
+    """Sums of weights, of their squares, and of pairs, over samples, by layer.
+
+    Rows, positions and padding are read as `watching` reads them, and refused where it refuses them. Counts are of a
+    site, so that its layers must have as many queries and keys as its first.
+    """
 
     def __init__(self, layers: Sequence[AttentionLayer], length: int) -> None:
         self.length = length
-        self._layers = {(layer.module, layer.use): layer for layer in layers}
+        self._layers = {(layer.module, layer.layer): layer for layer in layers}
+        self._sequences = {layer.stack.path: Sequences(layer.stack) for layer in layers}
+        self._locations = {layer.module: (self._sequences[layer.stack.path], layer.path) for layer in layers}
         self._sums: dict[Layer, Tensor] = {}
         self._squares: dict[Layer, Tensor] = {}
         self._counts: dict[str, Tensor] = {}
         self._first = {layer.site: layer.layer for layer in reversed(layers)}
-        self._calls: dict[nn.Module, int] = {}
-        self._num_calls = {layer.module: layer.calls for layer in layers}
-        self._forwards: dict[str, ForwardContext] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        """Queries and keys of the first layer of each site, in the latest forward."""
         self._layer: AttentionLayer | None = None
 
     def hooks(self) -> list[ModuleHook]:
-        stacks = {layer.stack.path: layer.stack for layer in self._layers.values()}
-        return [ModuleHook(stack.module, partial(self._begin_forward, path)) for path, stack in stacks.items()]
+        hooks: list[ModuleHook] = []
+        for sequences in self._sequences.values():
+            stack = sequences.stack
+            hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
+            hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
+            hooks += [ModuleHook(block, sequences.counter.enter) for block in stack.blocks]
+        return hooks
 
-    def _begin_forward(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_forward(
+        self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         forward = ForwardContext.from_arguments(module, args, kwargs, None)
         if forward.offset or forward.segments is not None:
-            raise UserError("batches: expected whole sequences, one a row, without a cache")
-        self._forwards[path] = forward
-        self._calls.clear()
+            raise UserError(WHOLE_SEQUENCES)
+        sequences.finish(sequences.name, 0)  # nothing is kept there: this forgets the rows of the forward before
+        sequences.begin(forward)
+
+    def _end_forward(self, sequences: Sequences, *_arguments: Any) -> None:
+        sequences.end()
 
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
-        index = self._calls.get(module, 0)
-        self._calls[module] = index + 1
-        use, repeat = divmod(index, self._num_calls[module])
-        if repeat:
+        sequences, path = self._locations[module]
+        forward = sequences.forward
+        if forward is None:
+            return None
+        kind = attention_kind(path, module)
+        position = sequences.locate(module, kind, call)
+        if forward.segments is not None or position.part:
+            raise UserError(WHOLE_SEQUENCES)
+        if position.is_repeat:
             return None  # the same weights, of other values
-        self._layer = self._layers[module, use]
-        forward = self._forwards[self._layer.stack.path]
+        sequences.find_keys(kind, call)
+        self._layer = layer = self._layers[module, position.layer]
+        self._check_sizes(layer, call, sequences.name)
         return replace(call, query_mask=forward.query_mask(call.query.shape[2])), ReductionRequest()
+
+    def _check_sizes(self, layer: AttentionLayer, call: AttentionCall, name: str) -> None:
+        """Raise a UserError if a layer has other queries or keys than the first of its site, whose counts it shares."""
+        sizes = call.query.shape[2], call.key.shape[2]
+        if layer.layer == self._first[layer.site]:
+            self._sizes[layer.site] = sizes
+        first = self._sizes[layer.site]
+        if sizes != first:
+            raise UserError(
+                f"cannot average {name}: {first[0]} queries attend to {first[1]} keys in its first layer, {sizes[0]} "
+                f"to {sizes[1]} in layer {layer.layer} ({layer.site}), so positions differ"
+            )
 
     @torch.no_grad()
     def after_attention(
@@ -225,7 +260,8 @@ class _AttentionSums(Observer):
 
     def _count_pairs(self, layer: AttentionLayer, call: AttentionCall) -> None:
         (batch, _, queries, _), keys = call.query.shape, call.key.shape[2]
-        forward = self._forwards[layer.stack.path]
+        forward = self._sequences[layer.stack.path].forward
+        assert forward is not None
         key_mask = forward.encoder_mask if layer.site.startswith("cross") else forward.token_mask
         query_ones = torch.ones(batch, queries) if call.query_mask is None else call.query_mask.cpu().float()
         key_ones = torch.ones(batch, keys) if key_mask is None else key_mask.cpu().float()
