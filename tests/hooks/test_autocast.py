@@ -6,9 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, LlamaConfig, LlamaForCausalLM
+from torch.testing import assert_close
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    DiffLlamaConfig,
+    DiffLlamaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
-from regard.hooks import watching
+from regard.hooks import average_attention, watching
 
 HEADS, TOKENS, WIDTH = 4, 40, 32
 
@@ -84,3 +92,31 @@ def test_queries_of_another_type_than_values_are_observed(build: Any, use_cache:
         with watching(model, "default") as watch:
             assert torch.equal(model(ids, use_cache=use_cache).logits, expected)
     assert watch.frame()["value"].notna().all()
+
+
+@torch.no_grad()
+def test_two_calls_of_one_attention_are_one_where_autocast_rounds_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DiffLlama passes the same queries and keys twice, with other values; copies in bfloat16 are two tensors."""
+    torch.manual_seed(0)
+    model = DiffLlamaForCausalLM(DiffLlamaConfig(**SIZES, initializer_range=0.3)).eval()
+    ids = torch.randint(5, 99, (2, 20), generator=torch.Generator().manual_seed(0))
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        seen.append((query.bfloat16().double(), key.bfloat16().double()))
+        return scaled_dot_product_attention(query, key, value, **options)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        with monkeypatch.context() as patched:
+            patched.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+            expected = model(ids).logits
+        with watching(model, ["column_mass", "entropy"]) as watch:
+            assert_close(model(ids).logits, expected, rtol=0.02, atol=0.02)
+        constants = average_attention(model, [ids], 20)
+    hidden = torch.ones(20, 20).triu(1).bool()
+    assert len(seen) == 4
+    for layer, (query, key) in enumerate(seen[::2]):
+        weights = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(hidden, -torch.inf).softmax(-1).mean(0)
+        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(4, -1)
+        assert_close(mass, weights.mean(-2), rtol=1e-5, atol=1e-6)
+        assert_close(constants.matrices["decoder", layer].double(), weights, rtol=1e-5, atol=1e-6)

@@ -47,6 +47,8 @@ HIDING = -1e3
 """A number that is added to a score like this or lower leaves no weight beside a score that is as it was."""
 IN_INTERFACE: ContextVar[bool] = ContextVar("IN_INTERFACE", default=False)
 """Whether a call that came through `AttentionInterface` is being computed."""
+UNROUNDED: ContextVar[AttentionCall | None] = ContextVar("UNROUNDED", default=None)
+"""Under autocast, the call that the host made, while observers are shown a copy of it that is rounded."""
 
 _LACKS_SDPA: dict[type, bool] = {}
 """What `_lacks_sdpa` has found, by class; torch.compile does not see a `functools.cache`."""
@@ -198,7 +200,12 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
     with torch.autocast(device, enabled=False):
         is_plain = call.operation is None and call.constant is None
         if is_plain and call.query.dtype != torch.float64:  # what PyTorch's attention has computed with
-            call = call.to_dtype(torch.get_autocast_dtype(device))
+            unrounded, call = call, call.to_dtype(torch.get_autocast_dtype(device))
+            token = UNROUNDED.set(unrounded)
+            try:
+                return _show(module, call, present, output)
+            finally:
+                UNROUNDED.reset(token)
         return _show(module, call, present, output)
 
 

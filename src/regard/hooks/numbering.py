@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, is_same_view
 from regard.errors import UserError
+from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
@@ -90,18 +91,18 @@ class BlockCounter:
         if self._ranks and module not in self._ranks:
             raise self._several_layers(block)
         layer = block * self._layers_per_block + self._ranks.get(module, 0)
-        position = CallPosition(layer)
+        position, made = CallPosition(layer), UNROUNDED.get() or call  # a rounded copy is no view of what it is of
         if kind in self._latest and self._latest[kind][0].layer // self._layers_per_block == block:
             latest, latest_module, query, key = self._latest[kind]
             if latest_module is not module:
                 if not self._ranks or module in self._called:
                     raise self._several_layers(block)
-            elif is_same_view(query, call.query) and is_same_view(key, call.key):
+            elif is_same_view(query, made.query) and is_same_view(key, made.key):
                 position = latest._replace(is_repeat=True)
             else:
                 position = CallPosition(layer, latest.part + 1)
         self._called.add(module)
-        self._latest[kind] = position, module, call.query, call.key
+        self._latest[kind] = position, module, made.query, made.key
         return position
 
     def end(self, *_arguments: Any) -> None:
