@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
@@ -84,6 +84,42 @@ def test_adapters_go_from_a_base_to_the_same_in_another_precision_if_one_says_so
     with pytest.raises(UserError, match=advice):
         here.import_peft(tmp_path / "one", "a")
     assert here.import_peft(tmp_path / "one", "a", any_model=True) == 0
+
+
+class TernaryLinear(nn.Linear):
+    """As BitNet's `AutoBitLinear`: weights of floating point, which every forward rounds."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        scale = self.weight.detach().abs().mean()
+        rounded = (self.weight / scale).round().clamp(-1, 1) * scale
+        return nn.functional.linear(states, self.weight + (rounded - self.weight).detach(), self.bias)
+
+
+class TransposedLinear(nn.Linear):
+    """As Falcon's `FalconLinear`: the product of a linear layer, written otherwise."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states @ self.weight.T + (0 if self.bias is None else self.bias)
+
+
+def of_class(model: Any, kind: type[nn.Linear]) -> Any:
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            layer.__class__ = kind
+    return model
+
+
+@torch.no_grad()
+def test_adapters_are_merged_only_into_layers_that_multiply_by_their_weights() -> None:
+    adapters = with_adapters(of_class(llama(), TernaryLinear))
+    with pytest.raises(UserError, match="multiply by their weights as they are, to merge into; the TernaryLinear"):
+        adapters.merge("a")
+    assert adapters.adapter_names == ("a", "b")
+    adapters = with_adapters(of_class(llama(), TransposedLinear))
+    adapters.delete_adapter("b")
+    before = adapters(input_ids=IDS).logits
+    adapters.merge("a")
+    torch.testing.assert_close(adapters(input_ids=IDS).logits, before)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, OwnLinear])

@@ -12,6 +12,7 @@ from regard.adapters.layouts import find_layouts
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.pool import AdapterPool
+from regard.attention.quantized import is_quantized_linear, multiplies_by_its_weight
 from regard.errors import UserError, check_int
 from regard.models.lora_targets import find_shared_layers, query_value_layers
 
@@ -99,6 +100,20 @@ class LoraAdapterPool(AdapterPool):
 def tied_layers(model: nn.Module, layers: Mapping[str, MixedLayer]) -> list[str]:
     """Return the names of adapted layers whose weight other layers of the model have too."""
     return find_shared_layers(model, {name: layer.base_layer for name, layer in layers.items()})
+
+
+def check_base_weight(name: str, layer: Any) -> None:
+    """Raise a UserError if what is added to the weight of a layer is not added to what it multiplies by."""
+    if is_quantized_linear(layer):
+        stored: Any = getattr(layer, "weight", layer)
+        kind = stored.dtype if type(stored) is nn.Parameter else type(stored).__name__
+        expected = "expected weights of floating point to merge into"
+        raise UserError(f"model: {expected}, got {kind} in {name}; load it without quantization")
+    if layer.weight.is_meta:
+        raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {name}")
+    if not multiplies_by_its_weight(layer):
+        expected = "expected layers that multiply by their weights as they are, to merge into"
+        raise UserError(f"model: {expected}; the {type(layer).__name__} {name} rounds or scales them")
 
 
 def target_layers(model: nn.Module, targets: str | Sequence[str], *, by_row: bool = False) -> list[str]:

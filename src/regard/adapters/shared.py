@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.head import check_frozen_base, warn_of_new_head
-from regard.adapters.lora_pool import tied_layers
+from regard.adapters.lora_pool import check_base_weight, tied_layers
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.new_adapter import new_adapter
 from regard.adapters.router_warmup import PastTask, learn_task
@@ -32,7 +32,6 @@ from regard.adapters.task_training import (
     train_adapter,
     train_mode,
 )
-from regard.attention.quantized import is_quantized_linear
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_no_grad
@@ -308,13 +307,7 @@ class SharedAdapters(AdapterModel):
             expected = "expected adapted layers with weights of their own to merge into"
             raise UserError(f"model: {expected}, got one that other layers have too in {tied[0]}")
         for layer, mixed in self.layers("merge").items():
-            if is_quantized_linear(mixed.base_layer):
-                stored: Any = getattr(mixed.base_layer, "weight", mixed.base_layer)
-                kind = stored.dtype if type(stored) is nn.Parameter else type(stored).__name__
-                expected = "expected weights of floating point to merge into"
-                raise UserError(f"model: {expected}, got {kind} in {layer}; load it without quantization")
-            if mixed.weight.is_meta:
-                raise UserError(f"model: expected weights in memory to merge into, got off-loaded ones in {layer}")
+            check_base_weight(layer, mixed.base_layer)
         parts = {
             layer: (mixed.adapters.A[index].detach().cpu().clone(), mixed.adapters.B[index].detach().cpu().clone())
             for layer, mixed in self.layers("merge").items()

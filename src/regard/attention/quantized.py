@@ -77,6 +77,19 @@ def multiplied_weight(layer: Any, dtype: torch.dtype) -> Float[Tensor, "outputs 
     return weight
 
 
+@torch.no_grad()
+def multiplies_by_its_weight(layer: Any) -> bool:
+    """Return whether a linear layer multiplies by its weight as it is: one may round it, or scale the product."""
+    if not isinstance(layer, nn.Linear) or type(layer).forward is nn.Linear.forward:
+        return True
+    try:
+        multiplied = multiplied_weight(layer, layer.weight.dtype)
+    except UserError:
+        return False
+    is_alike = multiplied.shape == layer.weight.shape
+    return is_alike and bool(torch.dist(multiplied, layer.weight) <= TOLERANCE * layer.weight.norm())
+
+
 def read_entries(layer: Any, places: list[int], dtype: torch.dtype) -> list[float]:
     """Return entries of the matrix that a linear layer multiplies by; places count them row by row."""
     inputs = torch.zeros(len(places) + 1, layer.in_features, dtype=dtype, device=_device_of(layer))
