@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 
+from regard.adapters.routing import _are_packed
 from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
 from tests.adapters.model_families import filled, made, rows
 
 
@@ -48,3 +51,39 @@ def test_the_number_of_adapters_is_known_without_reading_a_tensor(tmp_path: Path
     adapters.save_pretrained(tmp_path / "saved")
     again = SharedAdapters.from_pretrained(made("bert"), tmp_path / "saved")
     assert (again._routing.num_adapters, int(again.router.count)) == (2, 2)
+
+
+@torch.no_grad()
+def test_a_graph_of_a_whole_forward_is_refused_in_words_unless_all_rows_have_one_weight() -> None:
+    adapters = filled("llama", 2, made("llama", num_hidden_layers=1))
+    given = rows("llama", seed=1)
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported, match=r"SharedAdapters weighs adapters for each row .* compile without fullgraph"):
+        torch.compile(adapters, backend="eager", fullgraph=True)(**given)
+    with adapters.use_only(adapters.adapter_names[0]):
+        expected = adapters(**given).logits
+        torch._dynamo.reset()
+        found = torch.compile(adapters, backend="eager", fullgraph=True)(**given).logits
+    torch._dynamo.reset()
+    torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_what_is_asked_of_rows_waits_for_the_device_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether each has a prompt, and whether positions pack several texts; nothing where neither is given."""
+    adapters = filled("llama", 2)
+    ids = rows("llama", seed=1)["input_ids"]
+    positions = torch.arange(ids.shape[1]).expand(len(ids), -1)
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.Tensor, "__bool__", lambda tensor: asked.append(tensor) or tensor.item())
+    routing, mask = adapters._routing, torch.ones_like(ids)
+    for inputs, prompt, count in (
+        ({}, None, 0),
+        ({"position_ids": positions}, mask, 1),
+        ({"attention_mask": mask}, None, 1),
+    ):
+        asked.clear()
+        routing._valid_mask({"input_ids": ids, **inputs}, prompt, _are_packed(inputs))
+        assert len(asked) == count
+    with pytest.raises(UserError, match="several texts packed"):
+        adapters(input_ids=ids, position_ids=positions % 3)

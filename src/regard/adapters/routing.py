@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
-from regard.attention.tracing import is_exported, is_traced
+from regard.attention.tracing import break_graph, is_exported, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
@@ -23,6 +23,15 @@ from regard.hooks.modalities import TokenModalities
 _MARK = "_regard_weights"
 _READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
 """Arguments that have a row for each text."""
+PACKED = (
+    "position_ids: expected a row for each text, since rows have weights of their own, got several texts packed into "
+    "one; leave packing out (packing=False, padding_free=False), or set weights by `use_only`"
+)
+WHOLE_GRAPH = (
+    "regard.SharedAdapters weighs adapters for each row by what the row has, which no graph of a whole forward does; "
+    "compile without fullgraph=True, or set one weight for all rows by use_only"
+)
+"""What `torch.compile(fullgraph=True)` says."""
 
 
 class _WeightRecord(NamedTuple):
@@ -117,19 +126,21 @@ class Routing:
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
-        _refuse_packed_rows(inputs)
-        return self._read(inputs, prompt)
+        return self._read(inputs, self._valid_mask(inputs, prompt, _are_packed(inputs)))
 
-    def _read(self, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
+    def _read(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         self.prepare()
-        valid = self._valid_mask(inputs, prompt)
         with self.mixture.use(None), hold(self, _is_reading=True), ExitStack() as stack:
             for layer, weight in self.unmerged:
                 stack.enter_context(hold(layer.weight, data=weight.to(layer.weight)))
             return self.query_reader(inputs, valid)
 
-    def _valid_mask(self, inputs: Mapping[str, Any], prompt: Tensor | None) -> Tensor:
-        """Return the mask (row, token) of the tokens that count."""
+    def _valid_mask(self, inputs: Mapping[str, Any], prompt: Tensor | None, packed: Tensor | None = None) -> Tensor:
+        """Return the mask (row, token) of the tokens that count.
+
+        Whether `packed` is true is asked together with whether every row has such a token, for an answer waits for the
+        device, and ends a graph of `torch.compile`. Nothing is asked where neither masks nor positions are given.
+        """
         given = [inputs[name] for name in ("inputs_embeds", "input_ids") if inputs.get(name) is not None]
         if not given:
             raise UserError("input_ids: expected the tokens that the weights are made of, got none")
@@ -144,7 +155,11 @@ class Routing:
                 description = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
                 raise UserError(f"{name}: expected a mask (row, token) of {tuple(shape)}, got {description}")
             valid = valid & mask.to(valid.device).bool()
-        if not bool(valid.any(1).all()):
+        asked = [valid.any(1).all()] if any(mask is not None for mask in masks.values()) else []
+        asked += [] if packed is None else [~packed.to(valid.device)]
+        if asked and not bool(torch.stack(asked).all()):
+            if packed is not None and bool(packed):
+                raise UserError(PACKED)
             names = ", ".join(name for name, mask in masks.items() if mask is not None)
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
         labels = inputs.get("labels")
@@ -258,16 +273,18 @@ class Routing:
         if name is not None and is_filled(inputs[name]):
             self.mixture.weights = self._recall_weights(inputs[name], name)
         else:
-            if self.num_adapters > 1:  # one has weight 1 in all rows
-                _refuse_packed_rows(inputs)
-                if inputs.get("cu_seq_lens_q") is not None:
-                    self.refuse_joined_rows()
+            break_graph(WHOLE_GRAPH)
+            has_several = self.num_adapters > 1  # one has weight 1 in all rows
+            packed = _are_packed(inputs) if has_several else None
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
-            if not self._read_along(inputs):
-                self.mixture.weights = self.router(self._read(inputs, self.prompt))
+            valid = self._valid_mask(inputs, self.prompt, packed)
+            if has_several and inputs.get("cu_seq_lens_q") is not None:
+                self.refuse_joined_rows()
+            if not self._read_along(inputs, valid):
+                self.mixture.weights = self.router(self._read(inputs, valid))
 
-    def _read_along(self, inputs: Mapping[str, Any]) -> bool:
+    def _read_along(self, inputs: Mapping[str, Any], valid: Tensor) -> bool:
         """Let the pass that begins set the weights, if it can."""
         if not self.reads_along or self._patched:
             return False
@@ -276,7 +293,7 @@ class Routing:
         def use(vectors: Tensor) -> None:
             self.mixture.weights = self.router(vectors)
 
-        self._stop_reading = self.query_reader.read_along(inputs, self._valid_mask(inputs, self.prompt), use)
+        self._stop_reading = self.query_reader.read_along(inputs, valid, use)
         return self._stop_reading is not None
 
     def weights(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
@@ -333,16 +350,15 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
     return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
 
 
-def _refuse_packed_rows(inputs: Mapping[str, Any]) -> None:
-    """Raise UserError if positions of a row are not consecutive: Transformers' masks then keep its parts apart."""
+def _are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
+    """Return whether positions of a row are not consecutive: Transformers' masks then keep its parts apart.
+
+    None where positions do not say it: there are none, or a mask beside them.
+    """
     positions = inputs.get("position_ids")
     if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
-        return
-    if bool((positions.diff() != 1).any()):
-        raise UserError(
-            "position_ids: expected a row for each text, since rows have weights of their own, got several texts "
-            "packed into one; leave packing out (packing=False, padding_free=False), or set weights by `use_only`"
-        )
+        return None
+    return (positions.diff() != 1).any()
 
 
 def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
@@ -362,6 +378,7 @@ def _has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> boo
         return True
     if ids is None or is_exported():
         return None
+    break_graph(WHOLE_GRAPH)
     has_any = [torch.isin(ids, torch.tensor(sorted(tokens)).to(ids)).any(1) for tokens in modalities.ids.values()]
     return all(bool(rows.all() | ~rows.any()) for rows in has_any)
 

@@ -16,6 +16,12 @@ def is_exported() -> bool:
     return bool(exporting()) or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def break_graph(reason: str) -> None:
+    """End a graph of `torch.compile` here, which says the reason where it must be of a whole forward."""
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=reason)
+
+
 def always(condition: Any) -> bool:
     """Return whether a condition on sizes holds; in a graph, whether it holds for all sizes that the graph serves."""
     if not torch.compiler.is_compiling():
