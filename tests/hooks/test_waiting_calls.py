@@ -1,5 +1,6 @@
 """Small calls of several layers are reduced at once, with the numbers of calls that are reduced one by one."""
 
+import gc
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -215,6 +216,50 @@ def test_what_a_failed_forward_left_is_forgotten() -> None:
         handle.remove()
         model(**inputs)
     assert_same(watch.frame(), whole)
+
+
+@torch.no_grad()
+def watch_until_it_fails(model: Any, whole: dict[str, Tensor], failing: dict[str, Tensor], watches: list[Any]) -> None:
+    with regard.watching(model, JOINED) as watch:
+        watches.append(watch)
+        model(**whole)
+        model.layers[2].register_forward_pre_hook(lambda *_: 1 / 0)
+        model(**failing)
+
+
+def test_a_forward_that_fails_leaves_no_tensors_in_the_watch() -> None:
+    model, inputs = make_model("Llama"), batch("left")
+    whole = frame(model, inputs)
+    seen: list[ref[Tensor]] = []
+    watches: list[Any] = []
+    own = hidden_states.LayerCopies.add
+
+    def add(copies: Any, tensors: Any) -> None:
+        seen.extend(ref(buffer) for buffer in copies.buffers.values())
+        own(copies, tensors)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(hidden_states.LayerCopies, "add", add)
+        with pytest.raises(ZeroDivisionError):
+            watch_until_it_fails(model, inputs, batch("none", 7), watches)
+    gc.collect()
+    assert len(seen) > 4
+    assert all(one() is None for one in seen)
+    watches[0].close()
+    assert_same(watches[0].frame(), whole)
+
+
+def test_hidden_states_of_many_shapes_wait_in_memory_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [torch.rand(2, tokens, 8) for tokens in (4, 3, 2)]
+    monkeypatch.setitem(hidden_states.MAX_BYTES, "cpu", 3 * states[0].nbytes + states[1].nbytes)
+    waiting, names = hidden_states.WaitingHidden(), ["hidden_norm"]
+    layers = [LayerAccumulator() for _ in states]
+    waits = [waiting.add(hidden, layer, names, most=3) for hidden, layer in zip(states, layers, strict=True)]
+    assert waits == [True, True, False]
+    held = sum(buffer.nbytes for copies, _ in waiting._groups.values() for buffer in copies.buffers.values())
+    assert held <= hidden_states.MAX_BYTES["cpu"]
+    assert [len(rows) for rows, _ in waiting.take()] == [2, 2]
+    assert waiting.add(states[2], layers[2], names, most=3)
 
 
 def test_overlapping_blocks_of_which_one_lets_calls_wait() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 from regard.attention.call import is_same_view
@@ -18,7 +19,12 @@ from regard.hooks.reductions import REDUCTIONS, HiddenStates, to_acc_dtype
 MAX_ENTRIES = {"cpu": 1 << 14, "cuda": 1 << 24}
 """Most entries of hidden states that wait: of more, computing takes longer than beginning to."""
 MAX_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
-"""Most memory of those that wait together."""
+"""Most memory of those of a forward that wait, whatever their shapes."""
+
+
+def as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:
+    """Return what may be hidden states; None for anything else."""
+    return value if isinstance(value, Tensor) and value.ndim in (2, 3) else None
 
 
 class WaitingHidden:
@@ -26,6 +32,7 @@ class WaitingHidden:
 
     def __init__(self) -> None:
         self._groups: dict[Any, tuple[LayerCopies, list[LayerAccumulator]]] = {}
+        self._num_bytes = 0
 
     def add(self, hidden: Tensor, layer: LayerAccumulator, names: Collection[str], *, most: int) -> bool:
         """Copy hidden states of at most so many layers; return whether they wait, being small, and there is room."""
@@ -35,7 +42,11 @@ class WaitingHidden:
             return False
         key, tensors = (hidden.shape, hidden.dtype, hidden.device), {"hidden": hidden.detach()}
         if key not in self._groups:
-            room = min(most, choose_for(hidden.device, MAX_BYTES) // hidden.nbytes)
+            left = choose_for(hidden.device, MAX_BYTES) - self._num_bytes
+            room = min(most, left // hidden.nbytes)
+            if not room:
+                return False
+            self._num_bytes += room * hidden.nbytes
             self._groups[key] = LayerCopies(room, tensors), []
         copies, layers = self._groups[key]
         if copies.count == copies.room:
@@ -46,7 +57,7 @@ class WaitingHidden:
 
     def take(self) -> Iterator[tuple[Tensor, list[LayerAccumulator]]]:
         """Yield hidden states, whose rows are those of each of the layers in turn; they wait no longer."""
-        groups, self._groups = self._groups, {}
+        groups, self._groups, self._num_bytes = self._groups, {}, 0
         for copies, layers in groups.values():
             yield copies.join()["hidden"], layers
 

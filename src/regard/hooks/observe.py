@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -22,6 +21,7 @@ from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.generation import check_generation
+from regard.hooks.hidden_states import as_hidden
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.layer_copies import split_samples
@@ -78,7 +78,7 @@ def watching(
                 if verify:
                     verify_routing(model if within is None else within)
                 stack.enter_context(check_generation(model))
-                stack.callback(watch.projection_inputs.clear)
+                stack.callback(watch.drop_unfinished)
                 options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}
                 watch.turns = stack.enter_context(observing(model, watch, list(watch.locations), **options))
             yield watch
@@ -138,6 +138,13 @@ class Watch(Observer, Readings):
             for name, statistic in self.statistics.items():
                 self._take(name, statistic.settle)
 
+    def drop_unfinished(self) -> None:
+        """Hold nothing of a forward that has failed."""
+        self.projection_inputs.clear()
+        for sequences in (one for one in self.stacks.values() if one.forward is not None):
+            self._kept = {key: kept for key, kept in self._kept.items() if self.locations[key[0]][0] is not sequences}
+            sequences.finish("", 0)
+
     @torch.no_grad()
     def _finish(self, sequences: Sequences) -> None:
         stacks = list(self.stacks.values())
@@ -177,8 +184,6 @@ class Watch(Observer, Readings):
                 f"layers: no block ends with {selected}, but {names} measure{'s' * (len(self._of_hidden) == 1)} its "
                 "output; choose the last layer of a block, or leave them out"
             )
-
-    # -- hooks on stacks and layers ----------------------------------------------------------------------------------
 
     def entries(self) -> list[nn.Module]:
         """Return the modules in which forwards begin that are observed."""
@@ -236,12 +241,12 @@ class Watch(Observer, Readings):
             return
         sequences.counter.enter(block)
         if sequences.counter.entered == 1:
-            sequences.embeddings = _as_hidden(args[0] if args else kwargs.get("hidden_states"))
+            sequences.embeddings = as_hidden(args[0] if args else kwargs.get("hidden_states"))
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-            self._add_hidden(sequences, sequences.counter.hidden_layer, _as_hidden(hidden))
+            self._add_hidden(sequences, sequences.counter.hidden_layer, as_hidden(hidden))
 
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
@@ -259,8 +264,6 @@ class Watch(Observer, Readings):
             raise UserError(f"{reason}; leave out {affected}")
         warn_user(f"{reason}; {affected} are left out there")
         sequences.lacks_hidden = True
-
-    # -- attention calls ---------------------------------------------------------------------------------------------
 
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         sequences, path = self.locations[module]
@@ -394,7 +397,3 @@ class Watch(Observer, Readings):
 
     def _is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
-
-
-def _as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:
-    return value if isinstance(value, Tensor) and value.ndim in (2, 3) else None
