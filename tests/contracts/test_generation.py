@@ -285,6 +285,21 @@ def test_assisted_generation_is_refused(families: Any, build: Any, inputs: Any) 
             model.generate(**given, **PLAIN, max_new_tokens=NEW, **options)
 
 
+def test_guidance_goes_on_in_two_caches(families: Any, build: Any, inputs: Any) -> None:
+    """Without a cache each of its forwards is a sample of its own."""
+    model, given = build("Llama"), prompts(families["Llama"], inputs, "none", tokens=9)
+    given = {name: values[:1] for name, values in given.items()}
+    guided = {**PLAIN, "max_new_tokens": NEW, "guidance_scale": 1.5, "negative_prompt_ids": given["input_ids"][:, :4]}
+    with pytest.raises(UserError, match="cannot observe guidance_scale with a cache"), watching(model):
+        model.generate(**given, **guided)
+    with watching(model, "column_mass") as watch:
+        model.generate(**given, **guided, use_cache=False)
+    assert watch.samples == 2 * NEW
+    with watching(model, "column_mass") as plain:
+        model.generate(**given, **guided | {"guidance_scale": 1.0})
+    assert plain.samples == 1
+
+
 def test_a_cropped_cache_is_refused(families: Any, build: Any, inputs: Any) -> None:
     model, ids = build("Llama"), prompts(families["Llama"], inputs, "none")["input_ids"]
     with torch.no_grad(), watching(model):

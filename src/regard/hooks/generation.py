@@ -44,8 +44,19 @@ class _CheckedGenerate:
             raise UserError(
                 f"cannot observe assisted generation, which takes tokens back; leave out {', '.join(names)}"
             )
+        if setting("guidance_scale") not in (None, 1) and setting("use_cache") is not False and self._guides_apart:
+            raise UserError(
+                "cannot observe guidance_scale with a cache: text with and without the prompt goes on in two caches in "
+                "turn; leave it out, or pass use_cache=False, where every step reads both anew, as samples of their own"
+            )
         with torch.compiler.set_stance("force_eager"):  # a static cache would compile the model, observers included
             return generate(*args, **kwargs)
+
+    @property
+    def _guides_apart(self) -> bool:
+        """Whether what guides is computed in forwards of its own; MusicGen and others have it in rows of the batch."""
+        names = ("generate", "_get_logits_processor")
+        return all(getattr(type(self._model), name) is getattr(GenerationMixin, name) for name in names)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any]]:
         return _bind_generate, (self._model,)
