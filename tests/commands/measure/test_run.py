@@ -381,6 +381,21 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"texts": "one string"}, "texts: expected a list of at least one document, each a string; got one string"),
         ({"texts": []}, "texts: expected a list of at least one document, each a string; got none"),
         (
+            {"texts": [{"id": "1", "text": "a"}]},
+            "texts: expected a list of at least one document, each a string; got "
+            "dict; pass one entry of each, as [row['text'] for",
+        ),
+        (
+            {"texts": pd.DataFrame({"body": ["a"]})},
+            "texts: expected a list of at least one document, each a string; got "
+            "a DataFrame; pass one of its columns, as texts['body']",
+        ),
+        (
+            {"texts": {"text": ["a"]}},
+            "texts: expected a list of at least one document, each a string; got "
+            "a dict; pass one of its columns, as texts['text']",
+        ),
+        (
             {"texts": ["a", None, 3]},
             "texts: expected a list of at least one document, each a string; got NoneType, int",
         ),

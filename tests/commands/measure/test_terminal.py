@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from regard.commands.measure.words import summary
+from regard.commands.measure.words import key_figures, summary
 from regard.errors import UserError
+from regard.report.arrays import measures
 
 
 def shown(table: pd.DataFrame, record: dict, tokens: pd.DataFrame | None = None, *, colour: bool = False) -> str:
@@ -38,6 +39,20 @@ def test_map_stands_at_the_strongest_position(made: SimpleNamespace) -> None:
     text = shown(made.rows("sink_rate", cube, ("layer", "head", "position"), epsilon=0.3), {})
     assert "at position 2" in text
     assert re.search(r"1\s+40\s+50\s+60", text)
+
+
+@pytest.mark.parametrize("site, position", [("decoder", 2), ("encoder", 6)])
+def test_late_positions_of_causal_models_are_not_the_strongest(made: SimpleNamespace, site: str, position: int) -> None:
+    """Position 6 of 8 is an average over two queries there, and over all of them in an encoder."""
+    rates = np.array([1.0, 0.0, 3.0, 0.0, 0.0, 2.0, 9.0, 4.0])
+    table = made.rows("sink_rate", rates, ("position",), epsilon=0.3, site=site)
+    axes = ("layer", "head", "position")
+    heads = made.rows("sink_rate", np.tile(rates, (2, 3, 1)), axes, epsilon=0.3, site=site)
+    assert f"at position {position} (whole model)" in shown(pd.concat([table, heads]), {})
+    assert f"at position {position}, layers × heads" in shown(heads, {})
+    for rows in (table, heads):
+        (figure,) = key_figures(measures(rows), {}, None)
+        assert (float(figure.value.split()[0]), f"position {position}" in figure.note) == (rates[position], True)
 
 
 def test_whole_model_tokens_smoothing_and_norms(made: SimpleNamespace) -> None:

@@ -84,12 +84,19 @@ def several_sites(all_measures: Sequence[Measure]) -> bool:
     return len({measure.site for measure in all_measures}) > 1
 
 
-def strongest(block: Block) -> tuple[int, float, float]:
-    """Return position, value and standard error of the largest value of a block over positions."""
-    if np.isnan(block.values).all():
-        return int(block.coordinates["position"][0]), float("nan"), float("nan")
-    at = int(np.nanargmax(block.values))
-    return int(block.coordinates["position"][at]), float(block.values[at]), float(block.errors[at])
+def strongest(block: Block, site: str) -> tuple[int, float, float]:
+    """Return position, value and standard error of the largest value of a block over positions.
+
+    In a causal site these are positions that at least half of the queries see: later ones are averages of few rows, and
+    the largest of them would be a sink by chance, or because heads attend to what is near.
+    """
+    positions, values = np.asarray(block.coordinates["position"]), block.values
+    if site.startswith("decoder") and len(positions):
+        values = np.where(positions <= (positions.max() + 1) // 2, values, np.nan)
+    if np.isnan(values).all():
+        return int(positions[0]), float("nan"), float("nan")
+    at = int(np.nanargmax(values))
+    return int(positions[at]), float(values[at]), float(block.errors[at])
 
 
 def _whole_model(measure: Measure) -> tuple[float, float, str] | None:
@@ -102,7 +109,7 @@ def _whole_model(measure: Measure) -> tuple[float, float, str] | None:
         block, note = by_head.mean_over("head").mean_over("layer"), ", mean over heads"
     if block is None:
         return None
-    position, value, error = strongest(block)
+    position, value, error = strongest(block, measure.site)
     return value, error, f"position {position}{note}"
 
 
@@ -149,7 +156,7 @@ def _slice(measure: Measure) -> Block:
     by_position = measure.block("layer", "head", "position")
     position = None
     if by_position is not None and measure.block("layer", "head") is None:
-        position = strongest(by_position.mean_over("head").mean_over("layer"))[0]
+        position = strongest(by_position.mean_over("head").mean_over("layer"), measure.site)[0]
     by_head = heads(measure, position)
     assert by_head is not None
     return by_head
@@ -206,7 +213,7 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
     block = measure.block("position")
     if block is None:
         return []
-    position, value, error = strongest(block)
+    position, value, error = strongest(block, measure.site)
     margin = "" if math.isnan(error) else f" ± {labels.number(error, 2)}"
     percent = " %" if labels.unit(measure.statistic, metadata) == "%" else ""
     return [f"{name(measure)}: {labels.number(value)}{margin}{percent} at position {position} (whole model)"]
