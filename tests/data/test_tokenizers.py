@@ -226,6 +226,20 @@ def test_each_text_of_a_pair_has_the_tokens_before_it_once(with_bos: Any) -> Non
     assert cut["input_ids"] == [[4, 10, 4, 11]]
 
 
+@pytest.mark.parametrize("pair", ["<s> $A $B:1", "<s> $A <s> $B:1"])
+@pytest.mark.parametrize("lengths", [(3, 3), (4, 3), (3, 4), (2, 5), (5, 1)])
+def test_a_pair_that_begins_with_bos_is_cut_as_the_tokenizer_cuts_it(
+    with_bos: Any, pair: str, lengths: tuple[int, int]
+) -> None:
+    post = processors.TemplateProcessing(single="<s> $A", pair=pair, special_tokens=[("<s>", 4)])
+    with_bos.backend_tokenizer.post_processor = post
+    a, b = (" ".join(f"w{index}" for index in range(count)) for count in lengths)
+    for limit in range(3, 9):
+        expected = with_bos(a, b, truncation="longest_first", max_length=limit)["input_ids"]
+        found = tokenize_once(with_bos, [f"<s> {a}"], [b], truncation="longest_first", max_length=limit)["input_ids"]
+        assert found == [expected]
+
+
 def test_the_beginning_of_a_chat_has_bos_once(with_bos: Any) -> None:
     found, number = encode_beginning(with_bos, "<s> w0 w1 w2", limit=3)
     assert (found["input_ids"].tolist(), found["attention_mask"].tolist(), number) == ([[4, 10, 11]], [[1, 1, 1]], 4)

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -195,14 +195,32 @@ def tokenize_once(tokenizer: Any, *texts: list[str], max_length: int | None = No
         if written := _find_written(encoding, row, first):
             whole = {name: values[row] for name, values in encoding.items()}
             if max_length is not None:
-                columns = ([column[row]] for column in texts)
-                longer = tokenizer(*columns, max_length=max_length + len(written), **options)
-                whole, written = {name: values[0] for name, values in longer.items()}, _find_written(longer, 0, first)
+                rows = [column[row] for column in texts]
+                cut, written = _cut(tokenizer, rows, first, max_length, len(written), options)
+                whole = {name: values[0] for name, values in cut.items()}
             for name, values in encoding.items():
                 values[row] = [value for column, value in enumerate(whole[name]) if column not in written]
     if not has_mask:
         del encoding["special_tokens_mask"]
     return encoding
+
+
+def _cut(
+    tokenizer: Any, texts: Sequence[str], first: tuple[int, ...], max_length: int, written: int, options: dict[str, Any]
+) -> tuple[Any, set[int]]:
+    """Return a row of texts of which some begin with what is put before them, cut, and the columns to take out of it.
+
+    Where texts without that beginning have the same tokens, they are cut instead: of two, the longer one loses tokens,
+    and would be the one that begins so.
+    """
+    name = "".join(tokenizer.convert_ids_to_tokens(list(first)))
+    columns, bare = [[text] for text in texts], [[text.lstrip().removeprefix(name)] for text in texts]
+    given, found = (tokenizer(*one, **{**options, "truncation": False}) for one in (columns, bare))
+    known = _find_written(given, 0, first)
+    if found["input_ids"][0] == [token for column, token in enumerate(given["input_ids"][0]) if column not in known]:
+        return tokenizer(*bare, max_length=max_length, **options), set()
+    longer = tokenizer(*columns, max_length=max_length + written, **options)
+    return longer, _find_written(longer, 0, first)
 
 
 def _find_written(encoding: Any, row: int, first: tuple[int, ...]) -> set[int]:
