@@ -1,11 +1,11 @@
 """Rows of a user's own tables that have no label: an empty cell, null, none in that line, or −1 that marks them."""
 
 import math
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from regard.data.rows import NUMBER
 from regard.errors import UserError, warn_user
 
 MissingLabels = Literal["skip", "skip-minus-one", "refuse"]
@@ -61,9 +61,6 @@ def is_no_label(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-_NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)")
-
-
 def is_minus_one(value: Any) -> bool:
     """Whether a label is −1, also as text and written as −1.0."""
     return not isinstance(value, bool) and str(undo_float(value)).strip() in ("-1", "-1.0")
@@ -74,7 +71,8 @@ def marks_none(trained: Iterable[Any]) -> bool:
 
     Published tables, as test files of GLUE, mark rows so. A label that no training row has cannot be learnt.
     """
-    return not any(_NEGATIVE.fullmatch(str(label).strip()) for label in trained)
+    names = (str(label).strip() for label in trained)
+    return not any(name.startswith("-") and NUMBER.fullmatch(name) for name in names)
 
 
 def is_doubtful(labels: Iterable[Any]) -> bool:

@@ -14,6 +14,7 @@ from regard.attention.call import AttentionCall, slices
 from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.constants import Constants, Layer, Origin
+from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.forward_pass import ForwardContext
@@ -24,7 +25,6 @@ from regard.hooks.routing import ModuleHook, observing
 from regard.hooks.sequences import Sequences
 from regard.runs.integrity import tensor_bytes
 
-IGNORE_INDEX = -100
 ENTRIES = 1 << 24
 """Weights held at once."""
 WHOLE_SEQUENCES = "batches: expected whole sequences, or single images, one a row, without a cache"

@@ -48,6 +48,12 @@ class TrainingConfig(Config):
     logging_steps: int = config_field(10, "Steps between rows of the history.")
     trackers: tuple[str, ...] = config_field((), "Trackers of Accelerate.")
 
+    @classmethod
+    def of(cls, config: Config, **values: Any) -> "TrainingConfig":
+        """Return the plan of a run whose config has fields of these names; `values` are those of other fields."""
+        names = set(cls.field_names()) & set(config.field_names())
+        return cls(**{name: getattr(config, name) for name in names} | values)
+
     def check(self) -> None:
         if self.warmup_steps > self.max_steps:
             raise UserError(f"warmup-steps: expected at most max-steps ({self.max_steps}), got {self.warmup_steps}")

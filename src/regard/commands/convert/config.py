@@ -100,6 +100,4 @@ class ConvertConfig(Config):
         steps, rate = self.model_steps, self.model_learning_rate
         if stage == "layers":
             steps, rate = self.layer_steps, self.layer_learning_rate
-        names = set(TrainingConfig.field_names()) & set(self.field_names())
-        same = {name: getattr(self, name) for name in names}
-        return TrainingConfig(max_steps=steps, learning_rate=rate, warmup_steps=steps // 10, **same)
+        return TrainingConfig.of(self, max_steps=steps, learning_rate=rate, warmup_steps=steps // 10)

@@ -157,8 +157,7 @@ class PretrainConfig(Config):
     def training_config(self) -> TrainingConfig:
         from regard.training import TrainingConfig
 
-        names = set(TrainingConfig.field_names()) & set(self.field_names())
-        return TrainingConfig(**{name: getattr(self, name) for name in names})
+        return TrainingConfig.of(self)
 
 
 _PAPER: dict[str, Any] = {
