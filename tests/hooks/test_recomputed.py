@@ -212,6 +212,23 @@ def test_a_layer_that_someone_else_computes_again_is_refused_where_forwards_diff
         torch.testing.assert_close(gradients(model), expected)
 
 
+def test_scoring_before_a_layer_is_computed_again_needs_no_gradients() -> None:
+    """Nothing tells whether what was scored with them is still to be computed again; the refusal says what helps."""
+    model = make_model()
+    with regard.replacing(model, constants_for(model)):
+        expected = expected_gradients(model, [BATCHES[1]])
+    with regard.replacing(model, constants_for(model)):
+        wrap(model)
+        loss(model, BATCHES[0])
+        with pytest.raises(UserError, match=r"with gradients \(score inside torch.no_grad\(\)\)"):
+            loss(model, BATCHES[1]).backward()
+        model.zero_grad()
+        with torch.no_grad():
+            loss(model, BATCHES[0])
+        loss(model, BATCHES[1]).backward()
+        torch.testing.assert_close(gradients(model), expected)
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_layers_that_share_their_weights_are_computed_again_with_their_own_constants(own: bool) -> None:
     """The last use comes first in the backward pass."""

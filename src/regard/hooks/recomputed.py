@@ -56,8 +56,8 @@ class Passes(ByThread[State]):
             if self._are_several:
                 raise UserError(
                     "gradient checkpointing: expected that of Transformers (model.gradient_checkpointing_enable()), or "
-                    "one backward pass after each forward; got a layer of one of several forwards with padding or "
-                    "packing"
+                    "one backward pass after each forward with gradients (score inside torch.no_grad()); got a layer "
+                    "of one of several forwards with padding or packing"
                 )
         return self._find_state()
 
