@@ -226,6 +226,15 @@ def test_each_text_of_a_pair_has_the_tokens_before_it_once(with_bos: Any) -> Non
     assert cut["input_ids"] == [[4, 10, 4, 11]]
 
 
+def test_a_text_with_other_tokens_behind_bos_is_cut_as_it_is(with_bos: Any) -> None:
+    """Where the first word has a space before it, as of SentencePiece, the one behind a BOS in the text has none."""
+    with_bos.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    whole = tokenize_once(with_bos, ["<s>w0 w1 w2"])["input_ids"][0]
+    assert whole[:2] == [4, 10]
+    assert with_bos("w0 w1 w2")["input_ids"][:2] != [4, 10]
+    assert tokenize_once(with_bos, ["<s>w0 w1 w2"], truncation=True, max_length=3)["input_ids"] == [whole[:3]]
+
+
 @pytest.mark.parametrize("pair", ["<s> $A $B:1", "<s> $A <s> $B:1"])
 @pytest.mark.parametrize("lengths", [(3, 3), (4, 3), (3, 4), (2, 5), (5, 1)])
 def test_a_pair_that_begins_with_bos_is_cut_as_the_tokenizer_cuts_it(

@@ -155,12 +155,12 @@ class Routing:
                 description = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
                 raise UserError(f"{name}: expected a mask (row, token) of {tuple(shape)}, got {description}")
             valid = valid & mask.to(valid.device).bool()
-        asked = [valid.any(1).all()] if any(mask is not None for mask in masks.values()) else []
-        asked += [] if packed is None else [~packed.to(valid.device)]
+        is_told = not shape[1] or any(mask is not None for mask in masks.values())
+        asked = [valid.any(1).all()] * is_told + ([] if packed is None else [~packed.to(valid.device)])
         if asked and not bool(torch.stack(asked).all()):
             if packed is not None and bool(packed):
                 raise UserError(PACKED)
-            names = ", ".join(name for name, mask in masks.items() if mask is not None)
+            names = ", ".join(name for name, mask in masks.items() if mask is not None) or "input_ids"
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
         labels = inputs.get("labels")
         marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
