@@ -13,6 +13,7 @@ from regard.attention.quantized import is_quantized
 from regard.attention.tracing import is_traced
 from regard.hooks.modules import AttentionLayer, Fused
 from regard.hooks.off_loaded import hooks_of
+from regard.hooks.split_weights import is_sharded
 
 FUSED = ("c_attn", "query_key_value", "Wqkv", "qkv_proj", "qkv", "in_proj")
 SEPARATE = (("q_proj", "k_proj"), ("query", "key"), ("q_lin", "k_lin"), ("q", "k"), ("query_proj", "key_proj"))
@@ -132,8 +133,8 @@ def prune_projections(layer: AttentionLayer, constant_heads: Sequence[int]) -> d
     keys = read_key_heads(layer, constant_heads)
     weights = [getattr(getattr(layer.module, name, None), "weight", None) for name in NORMS]
     is_normalised_as_one = bool(queries) and any(weight is not None and weight.numel() > width for weight in weights)
-    if layer.own_scores or layer.lends_keys or is_normalised_as_one:
-        return {}  # queries or keys are used for more, or those of all heads are normalized as one vector
+    if layer.own_scores or layer.lends_keys or is_normalised_as_one or is_sharded(layer.module):
+        return {}  # they are used for more, those of all heads are normalized as one vector, or rows are elsewhere
     if layer.fused is not None:
         name, order = layer.fused
         is_by_head = order == "heads"

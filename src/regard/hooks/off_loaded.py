@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.hooks.split_weights import whole_tensor
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
@@ -18,10 +19,13 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
 
 
 def stored_tensor(module: nn.Module, name: str) -> Tensor:
-    """Return a tensor of a module, of an off-loaded one from where accelerate keeps it. Raises UserError without."""
+    """Return a tensor of a module, of an off-loaded one from where accelerate keeps it. Raises UserError without.
+
+    Of weights that FSDP has sharded it is the whole, for which all processes must ask.
+    """
     value: Tensor = getattr(module, name)
     if not value.is_meta:
-        return value
+        return whole_tensor(value)
     for hook in hooks_of(module):
         if hook.weights_map is not None:
             return hook.weights_map[name]

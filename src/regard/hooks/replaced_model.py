@@ -33,6 +33,7 @@ from regard.hooks.replace import (
 )
 from regard.hooks.replaced_card import describe_replaced
 from regard.hooks.routing import route_permanently
+from regard.hooks.split_weights import is_sharded
 from regard.runs.model_card import ModelCard, public_name
 from regard.runs.quiet import suppress_logging
 
@@ -143,6 +144,8 @@ def replaced(
     """
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
+    if is_sharded(model):
+        raise UserError("cannot replace heads of weights that FSDP has sharded for good; shard the replaced model")
     architecture = type(model).__name__
     if _find_architecture(architecture, type(model.config)) is not type(model):
         raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")

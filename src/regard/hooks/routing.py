@@ -21,6 +21,7 @@ from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs, register
+from regard.hooks.split_weights import check_heads_are_whole
 
 register(attention_function)
 
@@ -34,6 +35,7 @@ def check_observable(model: nn.Module, part: str | None = None) -> None:
     if compiled is not None:
         whole = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
         raise UserError(f"cannot observe a compiled {name}{whole}; pass the model as it was before compiling")
+    check_heads_are_whole(model)
     modules = modules_of(model if part is None else select_stacks(model, part)[0][0].module)
     if any(vars(module).get("attention_type") == "block_sparse" for module in modules):
         raise UserError(

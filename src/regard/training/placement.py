@@ -16,10 +16,10 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import get_available_trackers
 from accelerate.utils import DistributedType, LoggerType
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError, describe_error
+from regard.hooks.split_weights import is_sharded
 from regard.runs.rank import num_processes
 from regard.training.plan import TrainingConfig, adamw
 
@@ -77,10 +77,6 @@ class Placement:
         if self.accelerator.num_processes > 1:
             dist.all_reduce(value, by)
         return value
-
-
-def _sharded(model: nn.Module) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 @contextmanager
@@ -150,9 +146,9 @@ def prepare_model(
     processes, rows = accelerator.num_processes, plan.batch_size
     if rows < processes:
         raise UserError(f"batch_size: expected at least a row for each of {processes} processes, got {rows}")
-    if (accelerator.is_fsdp2 or _sharded(model)) and rows % processes:
+    if (accelerator.is_fsdp2 or is_sharded(model)) and rows % processes:
         raise UserError(f"batch_size: with FSDP expected a multiple of {processes} processes, got {rows}")
-    if _sharded(model):  # by the caller
+    if is_sharded(model):  # by the caller
         wrapped, optimizer = model, adamw(model, plan, times)
     else:
         if not accelerator.is_fsdp2:
@@ -161,7 +157,7 @@ def prepare_model(
         optimizer = prepared.optimizer
     called = cast(nn.Module, torch.compile(wrapped)) if plan.compile else wrapped
     trained = tuple(parameter for parameter in model.parameters() if parameter.requires_grad)
-    device, sharded = accelerator.device, _sharded(model)
+    device, sharded = accelerator.device, is_sharded(model)
     return Placement(model, wrapped, called, optimizer, trained, sharded, device, accelerator, plan.precision)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pandas as pd
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard import data, models
@@ -35,6 +35,7 @@ from regard.hooks.modalities import describe_one_modality
 from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside
 from regard.hooks.off_loaded import first_device
 from regard.hooks.perturbation import PairedSpread
+from regard.hooks.split_weights import is_sharded
 from regard.models.inputs import describe_decoder_start, find_first_token, text_inputs
 from regard.models.processors import Kind, check_reads_text
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
@@ -126,6 +127,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
                 check_reads_text(loaded, kind_of(media), config.prompt)
             check_shortest(loaded, media, config)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
+        _check_shares(loaded.model, num_samples)
         selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
         with eval_no_grad(loaded.model), observing as observer:
@@ -381,6 +383,15 @@ def _mean_matrices(observer: Watch) -> dict[str, Tensor]:
     if statistic is None:
         return {}
     return {f"{site}.{layer}": mean.float() for (site, layer), mean in statistic.mean_attention().items()}
+
+
+def _check_shares(model: nn.Module, num_samples: int) -> None:
+    """Raise a UserError if processes that gather a model's weights from each other would do so at different times."""
+    if is_sharded(model) and num_samples % world_size():
+        raise UserError(
+            f"samples: with FSDP expected a multiple of {world_size()} processes, which compute together, got "
+            f"{num_samples}"
+        )
 
 
 def merge(statistics: Iterable[Statistic]) -> None:

@@ -1,0 +1,42 @@
+"""Weights of which each process holds a part: sharded by FSDP, or split over heads by tensor parallelism.
+
+They are known by what `DTensor` has, since PyTorch may be built without `torch.distributed`.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.hooks.module_tree import modules_of
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a process holds only parts of a model's weights, so that all must take part in a forward."""
+    return any(hasattr(parameter, "placements") for parameter in model.parameters())
+
+
+def whole_tensor(value: Any) -> Tensor:
+    """Return a tensor with the parts of all processes, which must all ask for it; a plain one as it is."""
+    whole: Tensor = value.full_tensor() if hasattr(value, "placements") else value
+    return whole
+
+
+def check_heads_are_whole(model: nn.Module) -> None:
+    """Raise a UserError if each process computes only some heads, which would be numbered as if they were all.
+
+    FSDP gathers a layer's weights before it computes; what is still split then is so by tensor parallelism.
+    """
+    modules, splits = modules_of(model), 0
+    for parameter in model.parameters():
+        placements = getattr(parameter, "placements", ())
+        splits = max(splits, sum(not placement.is_replicate() for placement in placements))
+    if any((getattr(module, "_tp_size", None) or 1) > 1 for module in modules) or splits > _is_gathered(modules):
+        raise UserError(
+            f"cannot observe {type(model).__name__}: its heads are split over processes (tensor parallelism), of which "
+            "each would see only its own; load it without tp_plan, or shard it by fully_shard"
+        )
+
+
+def _is_gathered(modules: list[nn.Module]) -> bool:
+    return any(hasattr(module, "unshard") for module in modules)  # of FSDPModule
