@@ -102,3 +102,5 @@ def test_heads_that_are_split_over_processes_are_refused(mesh: DeviceMesh) -> No
         for use in (regard.watching(model), regard.replacing(model, "sigmoid")):
             with pytest.raises(UserError, match=r"split over processes \(tensor parallelism\)"), use:
                 pass
+        with pytest.raises(UserError, match=r"split over processes \(tensor parallelism\)"):
+            regard.SharedAdapters(model)

@@ -29,6 +29,7 @@ from regard.adapters.routers import QueryName, RouterName, are_above, layers_abo
 from regard.adapters.routing import Routing, find_reader
 from regard.errors import UserError, check_choice, check_int
 from regard.hooks.off_loaded import execution_device
+from regard.hooks.split_weights import check_heads_are_whole
 from regard.runs.model_type import input_embeddings
 
 BLOCKS = ("lora", "prompt")
@@ -77,6 +78,7 @@ class AdapterModel(nn.Module):
         super().__init__()
         _check_model(model, adapter_type)
         check_off_loading(model)
+        check_heads_are_whole(model)
         check_int("router_hidden_size", router_hidden_size, least=1)
         learnt: dict[str, Any] = {"router_hidden_size": router_hidden_size, "projection_order": projection_order}
         learnt["temperature"] = temperature

@@ -23,7 +23,7 @@ def whole_tensor(value: Any) -> Tensor:
 
 
 def check_heads_are_whole(model: nn.Module) -> None:
-    """Raise a UserError if each process computes only some heads, which would be numbered as if they were all.
+    """Raise a UserError if each process computes only some heads, which it would take for all.
 
     FSDP gathers a layer's weights before it computes; what is still split then is so by tensor parallelism.
     """
@@ -33,8 +33,8 @@ def check_heads_are_whole(model: nn.Module) -> None:
         splits = max(splits, sum(not placement.is_replicate() for placement in placements))
     if any((getattr(module, "_tp_size", None) or 1) > 1 for module in modules) or splits > _is_gathered(modules):
         raise UserError(
-            f"cannot observe {type(model).__name__}: its heads are split over processes (tensor parallelism), of which "
-            "each would see only its own; load it without tp_plan, or shard it by fully_shard"
+            f"model: expected whole heads in every process, those of {type(model).__name__} are split over processes "
+            "(tensor parallelism); load it without tp_plan, or shard it by fully_shard"
         )
 
 
