@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
 from tests.adapters.model_families import fill, made, rows
 
 
@@ -64,3 +65,11 @@ def test_adapters_that_were_used_are_refused_until_one_is_set(mesh: DeviceMesh) 
     adapters(**rows("llama"))
     with pytest.raises(NotImplementedError, match="non-contiguous"):
         shard(adapters, mesh)
+
+
+def test_the_router_is_told_of_rows_before_the_model_is_sharded(mesh: DeviceMesh) -> None:
+    adapters = SharedAdapters(made("llama"), r=4)
+    shard(adapters, mesh)
+    with pytest.raises(UserError, match="Call fit_router before fully_shard"):
+        adapters.fit_task("new", [rows("llama")])
+    assert adapters.adapter_names == ()

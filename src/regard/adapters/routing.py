@@ -14,24 +14,15 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
-from regard.attention.tracing import break_graph, is_exported, is_traced
+from regard.adapters.rows import PACKED, WHOLE_GRAPH, are_packed, count_rows, has_one_each
+from regard.attention.tracing import break_graph, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
 from regard.hooks.modalities import TokenModalities
+from regard.hooks.split_weights import is_sharded
 
 _MARK = "_regard_weights"
-_READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
-"""Arguments that have a row for each text."""
-PACKED = (
-    "position_ids: expected a row for each text, since rows have weights of their own, got several texts packed into "
-    "one; leave packing out (packing=False, padding_free=False), or set weights by `use_only`"
-)
-WHOLE_GRAPH = (
-    "regard.SharedAdapters weighs adapters for each row by what the row has, which no graph of a whole forward does; "
-    "compile without fullgraph=True, or set one weight for all rows by use_only"
-)
-"""What `torch.compile(fullgraph=True)` says."""
 
 
 class _WeightRecord(NamedTuple):
@@ -125,8 +116,15 @@ class Routing:
             self.mixture.weights = None if previous is None else previous[0]
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
-        """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding."""
-        return self._read(inputs, self._valid_mask(inputs, prompt, _are_packed(inputs)))
+        """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding.
+
+        Raises UserError where FSDP has sharded what reads the tokens, and gathers it in a forward pass alone.
+        """
+        reader: Any = self.reader
+        if is_sharded(reader.get_input_embeddings()):
+            expected = "router: expected to read texts before fully_shard, or in a forward pass of the whole model"
+            raise UserError(f"{expected}; got sharded embeddings. Call fit_router before fully_shard")
+        return self._read(inputs, self._valid_mask(inputs, prompt, are_packed(inputs)))
 
     def _read(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         self.prepare()
@@ -233,8 +231,8 @@ class Routing:
         if len(self._calls) == 1:
             self.prepare()
             self.mixture.in_call = True
-            self.mixture.rows = None if is_traced() else _count_rows(module, inputs)
-            self.mixture.has_one_each = partial(_has_one_each, self._modalities, inputs.get("input_ids"))
+            self.mixture.rows = None if is_traced() else count_rows(module, inputs)
+            self.mixture.has_one_each = partial(has_one_each, self._modalities, inputs.get("input_ids"))
             self.mixture.weights = None if self._forced is None else self._forced[0]
             self._patch_checkpointing()
         encoder_outputs = inputs.get("encoder_outputs")
@@ -275,7 +273,7 @@ class Routing:
         else:
             break_graph(WHOLE_GRAPH)
             has_several = self.num_adapters > 1  # one has weight 1 in all rows
-            packed = _are_packed(inputs) if has_several else None
+            packed = are_packed(inputs) if has_several else None
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
             valid = self._valid_mask(inputs, self.prompt, packed)
@@ -348,39 +346,6 @@ def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
         return model.get_encoder(), True
     decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
     return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
-
-
-def _are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
-    """Return whether positions of a row are not consecutive: Transformers' masks then keep its parts apart.
-
-    None where positions do not say it: there are none, or a mask beside them.
-    """
-    positions = inputs.get("position_ids")
-    if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
-        return None
-    return (positions.diff() != 1).any()
-
-
-def _count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:
-    """Return how many rows a call reads; None if nothing that it is passed says so."""
-    names = (*_READ, getattr(module, "main_input_name", ""))
-    given = (inputs.get(name) for name in names)
-    return next((len(value) for value in given if isinstance(value, Tensor) and value.dim() > 1), None)
-
-
-def _has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool | None:
-    """Return whether of images, sounds and videos as many as there are rows are one of each, by the tokens of them.
-
-    They are if each row has tokens of them. Without tokens, and in a graph for other ones, nothing says so (None);
-    `torch.compile` breaks its graph here.
-    """
-    if modalities is None or (ids is not None and ids.dim() != 2):
-        return True
-    if ids is None or is_exported():
-        return None
-    break_graph(WHOLE_GRAPH)
-    has_any = [torch.isin(ids, torch.tensor(sorted(tokens)).to(ids)).any(1) for tokens in modalities.ids.values()]
-    return all(bool(rows.all() | ~rows.any()) for rows in has_any)
 
 
 def _special_tokens(model: PreTrainedModel) -> list[int]:
