@@ -51,7 +51,8 @@ def attend_beside_rows(
         index = as_tensor(scored, query.device)
         query = query.index_select(1, index)
         mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, index)
-    scores = torch.bmm((query * scale).view(-1, share, width), key.flatten(0, 1).mT)
+    grouped, nothing = query.view(-1, share, width), query.new_empty(1)
+    scores = torch.baddbmm(nothing, grouped, key.flatten(0, 1).mT, beta=0, alpha=scale)
     weights = scores.view(batch, len(scored), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
         weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min / 2
@@ -82,5 +83,6 @@ def average_by_rows(
 ) -> Float[Tensor, "batch head 1 value_width"]:
     """Return the output of heads that are all constant: their rows times the values of the group of each."""
     groups = value.shape[1]
-    product = rows.view(groups, -1, rows.shape[-1]) @ value
+    by_group = rows.view(groups, -1, rows.shape[-1])
+    product = torch.bmm(by_group, value[0]) if len(value) == 1 else by_group @ value
     return product.view(len(value), len(rows), 1, -1)

@@ -7,7 +7,7 @@ import torch
 
 def is_traced() -> bool:
     """Return whether a graph is being made: it serves other tensors, so that no value of these may decide anything."""
-    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return torch.compiler.is_compiling() or torch._C._is_tracing()  # without the calls of torch.jit.is_tracing
 
 
 def is_exported() -> bool:

@@ -123,7 +123,7 @@ class ConstantHeads(nn.Module):
             return None
         matrix = self._matrix_for(query + 1, None)
         is_whole = query < keys <= matrix.shape[-1] and (self.causal or keys == matrix.shape[-1])
-        return matrix[:, query, :keys] if is_whole and not matrix.requires_grad else None
+        return matrix.select(1, query).narrow(1, 0, keys) if is_whole and not matrix.requires_grad else None
 
     def begin_training(self) -> None:
         """Divide rows by the sum of their absolute values in every forward, until `end_training`."""
