@@ -138,6 +138,7 @@ CASES = {
 def test_alpha_is_the_mean_over_the_queries_that_may_see_a_key(name: str) -> None:
     """Of eager attention in float64; queries from a key on count as well where a window hides the key."""
     model, inputs = CASES[name]()
+    model.set_attn_implementation("sdpa")
     model = model.double()
     inputs = {key: tensor.double() if tensor.is_floating_point() else tensor for key, tensor in inputs.items()}
     with watching(model, [FirstMass(40), SinkRate([0.05], minimum_queries=8)]) as watch:
@@ -166,8 +167,9 @@ def test_alpha_is_the_mean_over_the_queries_that_may_see_a_key(name: str) -> Non
 
 @torch.no_grad()
 def test_alpha_behind_a_prompt_that_sees_all_of_itself_is_that_of_a_prefix() -> None:
-    """PaliGemma's prompt alone looks like an encoder's; what it generates sees no later key."""
+    """PaliGemma's prompt alone looks like an encoder's under SDPA; what it generates sees no later key."""
     model, inputs = paligemma_case()
+    model.set_attn_implementation("sdpa")
     prompt = {name: inputs[name][:, :20] for name in ("input_ids", "attention_mask")}
     prompt["pixel_values"] = inputs["pixel_values"]
     with watching(model, [FirstMass(40)]) as watch:
@@ -185,6 +187,22 @@ def test_alpha_behind_a_prompt_that_sees_all_of_itself_is_that_of_a_prefix() -> 
             rtol=1e-4,
             atol=1e-6,
         )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_what_is_measured_is_what_the_implementation_that_is_set_computes(implementation: str) -> None:
+    """PaliGemma's prompts see all of themselves under SDPA, and no later key in eager attention, in 5.24."""
+    model, inputs = paligemma_case()
+    model.set_attn_implementation(implementation)
+    prompt = {"input_ids": inputs["input_ids"], "pixel_values": inputs["pixel_values"]}
+    expected = model(**prompt).logits
+    with watching(model, "column_mass") as watch:
+        torch.testing.assert_close(model(**prompt).logits, expected, rtol=1e-4, atol=1e-5)
+    if implementation == "eager":
+        weights = model(**prompt, output_attentions=True).attentions[1].mean((0, 2))
+        mass = torch.tensor(watch.frame("column_mass", site="decoder", layer=1)["value"].to_numpy())
+        torch.testing.assert_close(mass.reshape(weights.shape), weights.double(), rtol=1e-4, atol=1e-6)
 
 
 def test_attention_of_more_than_all_queries_is_an_error() -> None:

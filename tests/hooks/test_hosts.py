@@ -39,14 +39,17 @@ def ids(rows: int = 2, tokens: int = 20) -> Tensor:
 
 @torch.no_grad()
 def assert_equal_to_eager(model: Any, **inputs: Any) -> Watch:
-    """Logits or states, and the mean mass of each key, are those of the host's eager attention."""
+    """Logits or states, and the mean mass of each key, are those of the host's eager attention, however it is set."""
     expected = model(**inputs, output_attentions=True)
-    with watching(model, "column_mass") as watch:
-        output = model(**inputs)
-    torch.testing.assert_close(output[0], expected[0], rtol=1e-4, atol=1e-5)
-    for layer, weights in enumerate(expected.attentions):
-        mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy()).reshape(weights.shape[1], -1)
-        torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5)
+    for implementation in ("eager", "sdpa") if model._supports_sdpa else ("eager",):
+        model.set_attn_implementation(implementation)
+        with watching(model, "column_mass") as watch:
+            output = model(**inputs)
+        torch.testing.assert_close(output[0], expected[0], rtol=1e-4, atol=1e-5)
+        for layer, weights in enumerate(expected.attentions):
+            mass = torch.tensor(watch.frame("column_mass", layer=layer)["value"].to_numpy())
+            mass = mass.reshape(weights.shape[1], -1)
+            torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-5)
     return watch
 
 

@@ -338,3 +338,15 @@ def test_measure_gives_the_numbers_of_its_weights(name: str, tiny: Callable[[str
     beside = (1 - share.sum(-1)).mean((1, 3))
     torch.testing.assert_close(seen("virtual_sink_mass", 2, 4), beside, rtol=1e-6, atol=1e-8)
     assert bool((beside > 0.01).all()) is (name == "kv-bias")
+
+
+@torch.no_grad()
+def test_eager_attention_is_observed() -> None:
+    model, ids = _decoder().eval(), torch.arange(1, 9)[None]
+    model.set_attn_implementation("eager")
+    expected = model(ids, output_attentions=True)
+    with regard.watching(model, "column_mass") as watch:
+        torch.testing.assert_close(model(ids).logits, expected.logits)
+    mass = torch.tensor(watch.frame("column_mass", layer=0)["value"].to_numpy())
+    weights = expected.attentions[0].mean((0, 2))
+    torch.testing.assert_close(mass.reshape(weights.shape), weights.double(), rtol=1e-5, atol=1e-7)

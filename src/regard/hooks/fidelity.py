@@ -20,7 +20,7 @@ from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER_NAME, NAME, find_configs
-from regard.hooks.routing import no_attention_interface, observing
+from regard.hooks.routing import no_attention_interface, observing, routing_of_configs
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Largest ‖a − b‖/‖a‖ of the output of a layer, by the dtype of the model."""
@@ -131,12 +131,12 @@ def _small_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
 def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
     """Iterate over the model's own forward, and that with SDPA, which some models compute in another way.
 
-    Implementations that are compiled or take half precision alone are not run. Models without SDPA have eager attention
-    in its place.
+    Implementations that are compiled or take half precision alone are not run. Models without SDPA, or with eager
+    attention set, have eager attention in its place.
     """
-    configs = find_configs(model)
-    loaded = {config._attn_implementation_internal for config, _ in configs}
-    plain = [(config, "_attn_implementation_internal", SDPA if name == NAME else EAGER) for config, name in configs]
+    loaded = {config._attn_implementation_internal for config, _ in find_configs(model)}
+    replaced = {NAME: SDPA, EAGER_NAME: EAGER}
+    plain = [(config, name, replaced.get(value, value)) for config, name, value in routing_of_configs(model)]
     patches: list[list[tuple[Any, str, Any]]] = [] if loaded == {SDPA} else [plain]
     for attributes in [[], *patches] if loaded <= {SDPA, EAGER, None} else patches:
         with patched(attributes):

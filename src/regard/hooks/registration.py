@@ -14,6 +14,7 @@ from regard.hooks.module_tree import modules_of
 NAME = "regard"
 EAGER_NAME = "regard-eager"
 """For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
+_EAGER = ("eager", EAGER_NAME)
 HINT = "regard_hint"
 """Attribute of a mask with the fields of a call that say the same, as long as nobody has written to the mask."""
 
@@ -78,7 +79,10 @@ def hint(mask: Tensor) -> dict[str, Any] | None:
 
 
 def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
-    """Return every config that an attention layer of the model may read, each once, with the name that it gets."""
+    """Return every config that an attention layer of the model may read, each once, with the name that it gets.
+
+    Where eager attention is set, masks are those of eager attention: some hosts compute another thing with SDPA.
+    """
     configs: dict[int, Any] = {}
     hosts: dict[int, list[bool]] = {}
     for module in modules_of(model):
@@ -87,4 +91,7 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
             configs.setdefault(id(config), config)
             if isinstance(module, PreTrainedModel):
                 hosts.setdefault(id(config), []).append(module._supports_sdpa)
-    return [(config, NAME if all(hosts.get(key, ())) else EAGER_NAME) for key, config in configs.items()]
+    return [
+        (config, NAME if config._attn_implementation_internal not in _EAGER and all(hosts.get(key, ())) else EAGER_NAME)
+        for key, config in configs.items()
+    ]

@@ -189,6 +189,12 @@ def route_permanently(model: nn.Module) -> None:
 
 def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes that route a model: the attention of its configs, and forwards."""
+    forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
+    return [*routing_of_configs(model), *(patch for patch in forwards if can_patch(patch[0], "forward"))]
+
+
+def routing_of_configs(model: nn.Module) -> list[tuple[Any, str, Any]]:
+    """Return the attributes of configs that route a model; what is intercepted keeps an implementation of its own."""
     names: dict[int, str | None] = {id(config): name for config, name in find_configs(model)}
     intercepted = find_intercepted(model)
     others = set(intercepted)
@@ -197,9 +203,7 @@ def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
     for host in intercepted:
         if needs_sdpa(host) and id(host.config) not in routed_configs:
             names[id(host.config)] = SDPA if host._supports_sdpa else host.config._attn_implementation_internal
-    configs = [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
-    forwards = [(module, "forward", forward) for module, forward in deberta.find_forwards(model)]
-    return [*configs, *(attribute for attribute in forwards if can_patch(attribute[0], "forward"))]
+    return [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from regard.attention.positions import rotate
 from regard.attention.weightings import FEATURE_MAPS, apply_gate
 from regard.models.configuration import FEED_FORWARDS, RegardConfig
 
-ATTENTION_FUNCTION = "regard"
-"""Name of the attention function under which observers and constant heads are registered."""
+ATTENTION_FUNCTIONS = ("regard", "regard-eager")
+"""Names of the attention functions under which observers and constant heads are registered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +196,8 @@ class RegardAttention(nn.Module):
         """Return the output (batch, head, query, width), through the registered function if there is one."""
         if context.attentions is not None:
             context.attentions.append(reference.weights(call))
-        if self.config._attn_implementation == ATTENTION_FUNCTION:
-            attention = ALL_ATTENTION_FUNCTIONS[ATTENTION_FUNCTION]
+        if self.config._attn_implementation in ATTENTION_FUNCTIONS:
+            attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
             output, _ = attention(self, call.query, call.key, call.value, None, scaling=call.scale, described=call)
             return output.transpose(1, 2)
         if self.config._attn_implementation == "eager":
