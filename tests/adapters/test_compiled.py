@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import counters
 
-from regard.adapters.routing import _are_packed
+from regard.adapters.rows import are_packed
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from tests.adapters.model_families import filled, made, rows
@@ -83,7 +83,7 @@ def test_what_is_asked_of_rows_waits_for_the_device_once(monkeypatch: pytest.Mon
         ({"attention_mask": mask}, None, 1),
     ):
         asked.clear()
-        routing._valid_mask({"input_ids": ids, **inputs}, prompt, _are_packed(inputs))
+        routing._valid_mask({"input_ids": ids, **inputs}, prompt, are_packed(inputs))
         assert len(asked) == count
     with pytest.raises(UserError, match="several texts packed"):
         adapters(input_ids=ids, position_ids=positions % 3)

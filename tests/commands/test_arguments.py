@@ -29,7 +29,7 @@ COURSE = (
         "--task-type",
         "--metric",
         "--missing-tasks",
-        "--missing-labels",
+        "--missing-values",
         "--instructions/--no-instructions",
     ),
     *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
@@ -54,7 +54,7 @@ LOOK += ("--skip-verification/--no-skip-verification",)
 REPLACE = (
     *("--constants", "--attention", "--dynamic-fractions", "--rank-heads-by", "--num-seeds", "--scale"),
     *("--special-token-layout", "--length", "--max-train-samples", "--max-eval-samples", "--num-epochs"),
-    *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric", "--missing-labels"),
+    *("--batch-size", "--learning-rate", "--text", "--label", "--validation", "--metric", "--missing-values"),
 )
 CONVERSION = (
     *("--attention", "--layers", "--text", "--length", "--layer-steps", "--model-steps", "--layer-learning-rate"),

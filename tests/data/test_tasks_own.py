@@ -86,7 +86,7 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
     "name,content,message",
     [
         ("a.jsonl", '{"text": "x"}\n', "expected the column 'label' in .*a.jsonl, line 1, found text"),
-        ("a.jsonl", '{"text": 1, "label": 1}\n', "expected a string in the column 'text' of .*line 1, got 1"),
+        ("a.jsonl", '{"text": 1, "label": 1}\n', "expected a text in the column 'text' of .*line 1, got 1"),
         ("a.jsonl", '{"text": "x", "label": 0.5}\n', "a whole number as label in .*line 1, got 0.5"),
         ("a.jsonl", '{"text": "x", "label": null}\n', "labels in the column 'label' of .*a.jsonl, none of 1 rows has"),
         ("a.jsonl", "\n[1]\n", "expected an object in .*a.jsonl, line 2, got list"),
@@ -134,14 +134,26 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     path, whole = jsonl(tmp_path / "a.jsonl", [*gaps, *rows]), jsonl(tmp_path / "b.jsonl", rows)
     with pytest.warns(UserWarning, match=r"task: .*a.jsonl: 3 of 13 rows have nothing in the column 'label' and are"):
         task = read_task(path)
-    assert (task.unlabeled, task.labels, len(task.train), len(task.validation)) == (3, ("0", "1"), 8, 2)
+    assert (task.left_out, task.labels, len(task.train), len(task.validation)) == (3, ("0", "1"), 8, 2)
     assert task.sha256 == read_task(whole).sha256
     with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 1, got nan"):
-        read_task(path, missing_labels="refuse")
+        read_task(path, missing_values="refuse")
     others = jsonl(tmp_path / "c.jsonl", [*gaps, *({**row, "text": f"other {row['text']}"} for row in rows)])
     with pytest.warns(UserWarning, match=r"3 of 13 rows have nothing"):
         task = read_task(whole, validation=others)
-    assert (task.unlabeled, len(task.train), len(task.validation)) == (3, 10, 10)
+    assert (task.left_out, len(task.train), len(task.validation)) == (3, 10, 10)
+
+
+def test_rows_without_a_text_are_left_out_and_told(tmp_path: Path) -> None:
+    """They were trained on, and counted in the score, as the empty text where they are blank."""
+    rows = [{"a": f"x {number}", "b": f"y {number}", "label": number % 2} for number in range(10)]
+    gaps = [{"a": "", "b": "y", "label": 0}, {"a": "x", "b": None, "label": 0}, {"a": "x", "label": 1}]
+    path, whole = jsonl(tmp_path / "a.jsonl", [*gaps, *rows]), jsonl(tmp_path / "b.jsonl", rows)
+    with pytest.warns(UserWarning, match=r"3 of 13 rows have nothing in the column 'a' or nothing in the column 'b'"):
+        task = read_task(path, text="a,b")
+    assert (task.left_out, task.sha256) == (3, read_task(whole, text="a,b").sha256)
+    with pytest.raises(UserError, match=r"expected a text in the column 'a' of .*a.jsonl, line 1, got ''"):
+        read_task(path, text="a,b", missing_values="refuse")
 
 
 @pytest.mark.filterwarnings("ignore:task. labels of .* are decimal numbers")
@@ -166,13 +178,13 @@ def test_minus_one_as_a_label(tmp_path: Path) -> None:
     train, held = jsonl(tmp_path / "a.jsonl", rows), jsonl(tmp_path / "b.jsonl", marked)
     with pytest.warns(UserWarning, match=r"3 of 9 rows have -1 in the column 'label' and are left out"):
         task = read_task(train, validation=held)
-    assert (task.unlabeled, task.labels, len(task.validation)) == (3, ("0", "1"), 6)
+    assert (task.left_out, task.labels, len(task.validation)) == (3, ("0", "1"), 6)
     with pytest.raises(UserError, match=r"expected a label of 0, 1 in .*b.jsonl, line 1; got '-1'"):
-        read_task(train, validation=held, missing_labels="refuse")
+        read_task(train, validation=held, missing_values="refuse")
     with pytest.warns(UserWarning, match=r"3 rows of .*b.jsonl have the label -1, .*: it is taken as a class"):
         assert read_task(held).labels == ("-1", "0", "1")
     with pytest.warns(UserWarning, match=r"3 of 9 rows have -1"):
-        assert read_task(held, missing_labels="skip-minus-one").labels == ("0", "1")
+        assert read_task(held, missing_values="skip-minus-one").labels == ("0", "1")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +251,7 @@ def test_spaces_around_a_label_are_none_of_it(tmp_path: Path) -> None:
     rows = [row | {"label": row["label"] + " " * (number % 3)} for number, row in enumerate(ROWS)]
     assert read_task(jsonl(tmp_path / "a.jsonl", rows)).labels == ("no", "yes")
     with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 11, got ''"):
-        read_task(jsonl(tmp_path / "a.jsonl", [*rows, {"text": "x", "label": " "}]), missing_labels="refuse")
+        read_task(jsonl(tmp_path / "a.jsonl", [*rows, {"text": "x", "label": " "}]), missing_values="refuse")
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -272,7 +272,7 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
     for answer in (None, [], [""], " ", 1.5):
         path = write(tmp_path / "none.jsonl", [answered("a")[0] | {"answer": answer}, *answered("a")[1:]])
         assert "expected an answer or a list of answers in the column 'answer' of" in message_of(
-            path, missing_labels="refuse"
+            path, missing_values="refuse"
         )
     path = write(tmp_path / "plain.jsonl", records("a"))
     with pytest.raises(UserError, match=r"instructions: expected a column instruction or definition in .*plain\.jsonl"):
@@ -306,18 +306,7 @@ def test_instructions_and_answers_that_are_none(tmp_path: Path) -> None:
 def test_rows_that_are_none(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     rows = records("a")
     path = write(tmp_path / "mine.jsonl", [rows[0] | change, *rows[1:]])
-    assert said.format(path=path) in message_of(path, missing_labels="refuse")
-
-
-def test_a_refusal_counts_the_rows_without_a_text(tmp_path: Path) -> None:
-    """One message has the number of all of them; that of another type has none."""
-    rows = records("a")
-    blank = [{"task": "a", "text": text, "label": "no"} for text in (None, "", " \u00a0")]
-    path = write(tmp_path / "mine.jsonl", [*rows[:2], *blank, *rows[2:]])
-    expected = f"stream: expected text in the column 'text' of {path}, line 3, got None"
-    assert message_of(path) == f"{expected}; leave out rows without a text: 3 in {path}"
-    path = write(tmp_path / "number.jsonl", [rows[0] | {"text": 3}, *rows[1:], *blank])
-    assert message_of(path) == f"stream: expected text in the column 'text' of {path}, line 1, got 3"
+    assert said.format(path=path) in message_of(path, missing_values="refuse")
 
 
 def told(path: Path, **settings: Any) -> tuple[Stream, str]:
@@ -343,14 +332,46 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path, suffix: str)
     number = len(gaps) + 1
     assert warning == (
         f"stream: {path}: {number} of {40 + number} rows have nothing in the column 'label' and are left out, "
-        f"the first in {first} (missing-labels=refuse stops there)"
+        f"the first in {first} (missing-values=refuse stops there)"
     )
-    assert stream.metadata["unlabeled"] == {"a": len(gaps), "b": 1}
-    assert "unlabeled" not in (expected := read_stream(whole, seed=3)).metadata
+    assert stream.metadata["left_out"] == {"a": len(gaps), "b": 1}
+    assert "left_out" not in (expected := read_stream(whole, seed=3)).metadata
     assert [task.sha256 for task in stream.tasks] == [task.sha256 for task in expected.tasks]
     if suffix == ".csv":
-        said = message_of(path, missing_labels="refuse")
+        said = message_of(path, missing_values="refuse")
         assert said == f"stream: expected a string or a whole number as label in {path}, line 4, got ''"
+
+
+def test_rows_without_a_text_are_left_out_and_told(tmp_path: Path) -> None:
+    """One warning counts rows without a text and without a label; what is left is read as if they were not there."""
+    rows = records("a") + records("b")
+    blank: list[dict[str, Any]] = [{"task": "a", "text": text, "label": "no"} for text in (None, "", " \u00a0", [])]
+    path = write(tmp_path / "mine.jsonl", [*rows[:2], *blank, {"task": "b", "label": "no"}, *rows[2:]])
+    stream, warning = told(path, seed=3)
+    assert warning == (
+        f"stream: {path}: 5 of 45 rows have nothing in the column 'text' and are left out, the first in line 3 "
+        "(missing-values=refuse stops there)"
+    )
+    assert stream.metadata["left_out"] == {"a": 4, "b": 1}
+    expected = read_stream(write(tmp_path / "whole.jsonl", rows), seed=3)
+    assert [task.sha256 for task in stream.tasks] == [task.sha256 for task in expected.tasks]
+    path = write(tmp_path / "mine.jsonl", [*blank[:1], {"task": "b", "text": "x", "label": ""}, *rows])
+    assert "2 of 42 rows have nothing in the column 'label' or nothing in the column 'text'" in told(path)[1]
+    path = write(tmp_path / "mine.jsonl", [*rows, {"task": "c", "text": "", "label": "no"}])
+    with pytest.warns(UserWarning, match="1 of 41 rows have nothing in the column 'text'"):
+        assert message_of(path).endswith(f"a text and a label of the task 'c' in {path}, none of 1 has both")
+    path = write(tmp_path / "mine.jsonl", [row | {"text": ""} for row in rows])
+    assert message_of(path).endswith(f"the columns 'label' and 'text' of {path}, none of 40 rows has all")
+
+
+def test_inputs_may_be_empty_where_instructions_say_all(tmp_path: Path) -> None:
+    """Of text-to-text tasks; where there is no instruction either, a row is left out."""
+    rows = answered("a", instruction="Name a colour.")
+    path = write(tmp_path / "mine.jsonl", [rows[0] | {"text": ""}, *rows[1:]])
+    stream = read_stream(path)
+    assert ("left_out" in stream.metadata, sum(len(stream.tasks[0].split(one)) for one in SPLITS)) == (False, 20)
+    path = write(tmp_path / "mine.jsonl", [*rows, {"task": "a", "text": "", "instruction": "", "answer": "red"}])
+    assert told(path)[0].metadata["left_out"] == {"a": 1}
 
 
 def labeled(number: int, label: Any, **columns: Any) -> list[dict[str, Any]]:
@@ -365,14 +386,14 @@ def test_minus_one_that_no_training_row_has_is_no_label(tmp_path: Path) -> None:
         stream, warning = told(path)
         assert "3 of 23 rows have -1 in the column 'label' and are left out, the first in line 21" in warning
         assert (stream.tasks[0].labels, len(stream.tasks[0].test)) == (("a/0", "a/1"), 10)
-        assert (stream.metadata["unlabeled"], "minus_one" in stream.metadata) == ({"a": 3}, False)
-        said = message_of(path, missing_labels="refuse")
+        assert (stream.metadata["left_out"], "minus_one" in stream.metadata) == ({"a": 3}, False)
+        said = message_of(path, missing_values="refuse")
         assert said == f"stream: expected a label in {path}, line 21, got -1, which no training row of its task has"
     negative = [row | {"label": row["label"] - 3} for row in rows]
     assert "'a/-1'" in message_of(write(tmp_path / "mine.jsonl", [*negative, *labeled(3, -1, split="test")]))
     path = write(tmp_path / "mine.jsonl", [*rows[:10], *labeled(3, -1, split="test")])
     with pytest.warns(UserWarning, match="3 of 13 rows have -1"):
-        assert message_of(path).endswith("got none (" + f"{path}, 3 rows of the task have no label)")
+        assert message_of(path).endswith("got none (" + f"{path}, 3 rows of the task have no label or no text)")
 
 
 def test_minus_one_in_a_folder(tmp_path: Path) -> None:
@@ -386,18 +407,18 @@ def test_minus_one_in_a_folder(tmp_path: Path) -> None:
     assert messages[1].startswith(
         "stream: 6 rows of 'a' have the label -1, as many tables mark rows without one: it is"
     )
-    assert (stream.metadata["unlabeled"], stream.metadata["minus_one"]) == ({"b": 2}, {"a": 6})
+    assert (stream.metadata["left_out"], stream.metadata["minus_one"]) == ({"b": 2}, {"a": 6})
     assert [task.labels for task in stream.tasks] == [("a/-1", "a/0", "a/1"), ("b/0", "b/1")]
 
 
 def test_minus_one_of_training_rows_is_a_class_unless_told_otherwise(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [*labeled(10, 0), *labeled(10, 1), *labeled(10, -1)])
     stream, warning = told(path)
-    assert re.search(r"10 rows of 'a' have the label -1, .* \(missing-labels=skip-minus-one leaves", warning)
+    assert re.search(r"10 rows of 'a' have the label -1, .* \(missing-values=skip-minus-one leaves", warning)
     assert (stream.tasks[0].labels, stream.metadata["minus_one"]) == (("a/-1", "a/0", "a/1"), {"a": 10})
-    stream, warning = told(path, missing_labels="skip-minus-one")
+    stream, warning = told(path, missing_values="skip-minus-one")
     assert "10 of 30 rows have -1 in the column 'label' and are left out, the first in line 21" in warning
-    assert (stream.tasks[0].labels, stream.metadata["unlabeled"]) == (("a/0", "a/1"), {"a": 10})
+    assert (stream.tasks[0].labels, stream.metadata["left_out"]) == (("a/0", "a/1"), {"a": 10})
     for labels in ((-1, 1), (-2, -1, 0, 1)):  # two classes by their sign, and a scale
         path = write(tmp_path / "mine.jsonl", [row for label in labels for row in labeled(10, label)])
         assert read_stream(path).tasks[0].labels == tuple(f"a/{label}" for label in labels)
@@ -456,7 +477,7 @@ def test_answers_that_are_missing(tmp_path: Path) -> None:
     gaps = [{"task": "a", "text": f"gap {at}", "answer": answer} for at, answer in enumerate(empty)]
     stream, warning = told(write(tmp_path / "mine.jsonl", [*answered("a"), *gaps, {"task": "a", "text": "gap"}]))
     assert "5 of 25 rows have nothing in the column 'answer' and are left out, the first in line 21" in warning
-    assert stream.metadata["unlabeled"] == {"a": 5}
+    assert stream.metadata["left_out"] == {"a": 5}
     (task,) = stream.tasks
     assert sum(len(task.split(split)) for split in SPLITS) == 20
 
@@ -468,7 +489,7 @@ def test_files_of_a_folder_without_some_labels(tmp_path: Path) -> None:
         file.write("nothing said,\n")
     stream, warning = told(tmp_path)
     assert warning.startswith(f"stream: {tmp_path / 'a/test.csv'}: 1 of 11 rows have nothing in the column 'label'")
-    assert (stream.metadata["unlabeled"], len(stream.tasks[0].test)) == ({"a": 1}, 10)
+    assert (stream.metadata["left_out"], len(stream.tasks[0].test)) == ({"a": 1}, 10)
     write(tmp_path / "a/test.csv", [{"text": f"test {at}", "label": ""} for at in range(10)])
     said = message_of(tmp_path)
     assert f"expected labels in the column 'label' of {tmp_path / 'a/test.csv'}, none of 10 rows has one" in said
@@ -493,7 +514,9 @@ def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:stream.*have nothing in the column")
 def test_a_task_without_any_label_does_not_vanish(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", records("a") + records("b", label=None))
-    assert message_of(path) == f"stream: expected labels of the task 'b' in {path}, none of 20 rows has one"
+    assert message_of(path) == (
+        f"stream: expected rows with a text and a label of the task 'b' in {path}, none of 20 has both"
+    )
     blank = write(tmp_path / "blank.csv", [*records("a"), {"task": "", "text": "", "label": ""}])  # of a spreadsheet
     assert [task.name for task in read_stream(blank).tasks] == ["a"]
 

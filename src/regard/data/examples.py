@@ -34,7 +34,7 @@ class Task:
     train: Examples
     validation: Examples
     source: str  # files or hub repository
-    unlabeled: int = 0  # rows of a user's table that were left out since they have no label
+    left_out: int = 0  # rows of a user's table that were left out: no label or no text
 
     @cached_property
     def sha256(self) -> str:

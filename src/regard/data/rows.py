@@ -66,7 +66,7 @@ class RawTask:
     kind: str = ""  # category of a text-to-text task
     files: Mapping[str, Any] = field(default_factory=dict)  # what the files contain, and how they were divided
     overlaps: dict[str, int] = field(default_factory=dict)  # what the splits had in common before rows were dropped
-    unlabeled: int = 0  # rows of a user's own task that were left out since they have no label
+    left_out: int = 0  # rows of a user's own task that were left out: no label or no text
     minus_one: int = 0  # rows whose label −1 is taken as a class, although it may mark rows without one
 
     def __post_init__(self) -> None:
@@ -75,7 +75,7 @@ class RawTask:
             raise UserError(f"stream: expected at least two classes in {self.name!r}, got {labels} ({self.source})")
         for name, rows in (("train", self.train), ("dev", self.dev), ("test", self.test)):
             if rows is not None and not rows:
-                why = f", {self.unlabeled} rows of the task have no label" if self.unlabeled else ""
+                why = f", {self.left_out} rows of the task have no label or no text" if self.left_out else ""
                 expected = f"expected rows in the {name} split of {self.name!r}"
                 raise UserError(f"stream: {expected}, got none ({self.source}{why})")
         if len({len(row.texts) for rows in self.by_split().values() for row in rows}) > 1:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
-from regard.data.missing_labels import MINUS_ONE, UNLABELED, MissingLabels
+from regard.data.missing_values import LEFT_OUT, MINUS_ONE, MissingValues
 from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
 from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sample_balanced, sample_proportional
@@ -36,7 +36,7 @@ def read_stream(
     protocol: Protocol = "clean",
     task_type: TaskType | None = None,
     missing_tasks: MissingTasks = "refuse",
-    missing_labels: MissingLabels = "skip",
+    missing_values: MissingValues = "skip",
     instructions: bool = False,
     metric: Metric | None = None,
 ) -> Stream:
@@ -56,9 +56,9 @@ def read_stream(
         protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
         task_type: How to read tasks with instructions, and a user's own. By default the first way that the stream has.
         missing_tasks: "refuse" tasks without files, or "skip" them; `metadata["missing"]` names them.
-        missing_labels: "skip" rows of a user's own tasks without a label or an answer, with a warning, or "refuse"
-            them; `metadata["unlabeled"]` counts them by task. The label −1 is none where no training row of the task
-            has it, with "skip-minus-one" everywhere; else it is a class, counted in `metadata["minus_one"]`.
+        missing_values: "skip" rows of a user's own tasks without a label, an answer or a text, with a warning, or
+            "refuse" them; `metadata["left_out"]` counts them by task. The label −1 is none where no training row of the
+            task has it, with "skip-minus-one" everywhere; else it is a class, counted in `metadata["minus_one"]`.
         instructions: Put the definition of a task before the texts of classification. Those of a user's own tasks are
             put there in any case.
         metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
@@ -70,7 +70,7 @@ def read_stream(
             check_int(name, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
-    check_choice("missing-labels", missing_labels, get_args(MissingLabels))
+    check_choice("missing-values", missing_values, get_args(MissingValues))
     if metric is not None:
         check_choice("metric", metric, METRICS)
     name, folder = str(name_or_path), None if folder is None else Path(folder)
@@ -78,7 +78,7 @@ def read_stream(
     benchmark = spec.benchmark if spec else None
     metadata: dict[str, Any] = {"published": spec.paper if spec else None}
     if spec is None:
-        raw = _read_user(name, folder, seed, task_type, missing_labels)
+        raw = _read_user(name, folder, seed, task_type, missing_values)
         metadata |= _describe_user(raw, name, instructions)
         if metric is not None and metadata["task_type"] != "generation":
             raise UserError(f"metric: expected none with tasks of classification, got {metric!r}")
@@ -145,7 +145,7 @@ def assemble_stream(
         for splits, task, count in zip(available, raw, samples_per_class, strict=True)
     ]
     comparison = compare_splits(raw, available, protocol, seed)
-    unlabeled = {task.name: task.unlabeled for task in raw if task.unlabeled}
+    left_out = {task.name: task.left_out for task in raw if task.left_out}
     minus_one = {task.name: task.minus_one for task in raw if task.minus_one}
     metrics = [metric] * len(raw) if metric is None or isinstance(metric, str) else metric
     return Stream(
@@ -166,7 +166,7 @@ def assemble_stream(
             "available": {splits.name: _count_classes(splits) for splits in available},
             "drawn": {splits.name: _count_classes(splits) for splits in sampled},
             "overlaps": {splits.name: dict(splits.overlaps) for splits in available},
-            **({UNLABELED: unlabeled} if unlabeled else {}),
+            **({LEFT_OUT: left_out} if left_out else {}),
             **({MINUS_ONE: minus_one} if minus_one else {}),
             **({"protocols": comparison} if comparison else {}),
         },
@@ -212,7 +212,7 @@ def _resolve_order(order: str | Sequence[int], spec: StreamSpec | None, names: l
 
 
 def _read_user(
-    name: str, folder: Path | None, seed: int, task_type: TaskType | None, missing_labels: MissingLabels
+    name: str, folder: Path | None, seed: int, task_type: TaskType | None, missing_values: MissingValues
 ) -> list[RawTask]:
     path = Path(name)
     if not (path.exists() or is_table(name)):
@@ -222,7 +222,7 @@ def _read_user(
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     if task_type is not None:
         check_choice("task-type", task_type, get_args(TaskType))
-    tasks = read_user_tasks(path, seed, task_type, missing_labels)
+    tasks = read_user_tasks(path, seed, task_type, missing_values)
     warn_of_labels_alike_between(tasks)
     return tasks
 

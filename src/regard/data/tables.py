@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow
 import pyarrow.parquet
 
-from regard.data.missing_labels import MissingLabels, find_labeled, is_minus_one, undo_float
+from regard.data.missing_values import MissingValues, find_complete, is_minus_one, undo_float
 from regard.data.rows import NUMBER, WHOLE
 from regard.errors import UserError, warn_user
 
@@ -40,14 +40,14 @@ class TableRow(NamedTuple):
 class Table:
     """Rows of a file or split, at least one, and how messages name it, its lines and the user's option.
 
-    `unlabeled` is the number of rows that were left out since they have no label.
+    `left_out` is the number of rows that were left out since they have no label or no text.
     """
 
     name: str
     rows: tuple[TableRow, ...]
     unit: str = "line"
     option: str = TASK
-    unlabeled: int = 0
+    left_out: int = 0
 
     def __post_init__(self) -> None:
         if not self.rows:
@@ -72,18 +72,24 @@ def read_sentences(path: Path, columns: Columns, option: str = TASK) -> Table:
     return replace(table, rows=tuple(row for row in table.rows if row.label != NO_GOLD_LABEL))
 
 
-def read_table(path: Path, columns: Columns, option: str = TASK, *, missing_labels: MissingLabels = "refuse") -> Table:
-    """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers."""
+def read_table(
+    path: Path, columns: Columns, option: str = TASK, *, missing_values: MissingValues | None = None
+) -> Table:
+    """Read .jsonl, .csv with quotes, .tsv without, or .parquet. Labels are strings or integers.
+
+    A published file (`missing_values` None) is read as it is, with empty texts.
+    """
     unit = row_unit(path)
     records = list(_read_tsv(path, option, columns.header) if columns.header else read_records(path, option))
     kept = records
-    if missing_labels != "refuse":
+    if missing_values in ("skip", "skip-minus-one"):
         places = [(values, f"{unit} {line}") for line, values in records]
-        is_mark = missing_labels == "skip-minus-one"
+        is_mark = missing_values == "skip-minus-one"
         marked = {at for at, (_, values) in enumerate(records) if is_mark and is_minus_one(values.get(columns.label))}
-        kept = [records[index] for index in find_labeled(places, columns.label, path, option, marked)]
-    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option) for line, record in kept)
-    return Table(str(path), tuple(rows), unit, option, unlabeled=len(records) - len(kept))
+        kept = [records[index] for index in find_complete(places, columns.label, columns.texts, path, option, marked)]
+    is_published = missing_values is None
+    rows = (_parse_row(record, columns, f"{path}, {unit} {line}", line, option, is_published) for line, record in kept)
+    return Table(str(path), tuple(rows), unit, option, left_out=len(records) - len(kept))
 
 
 _CONLL_GAP = re.compile("[ \t]+")  # a word may have other spaces, as that between thousands
@@ -201,12 +207,14 @@ def check_columns_once(names: Iterable[str], place: object, option: str) -> None
         raise UserError(f"{option}: expected each column once in {place}, got {twice!r} twice")
 
 
-def _parse_row(record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str) -> TableRow:
+def _parse_row(
+    record: Mapping[str, Any], columns: Columns, location: str, line: int, option: str, may_be_blank: bool
+) -> TableRow:
     check_columns((*columns.texts, columns.label), record, location, option)
     texts = tuple(record[name] for name in columns.texts)
     for name, text in zip(columns.texts, texts, strict=True):
-        if not isinstance(text, str):
-            raise UserError(f"{option}: expected a string in the column '{name}' of {location}, got {text!r}")
+        if not isinstance(text, str) or not (may_be_blank or text.strip()):
+            raise UserError(f"{option}: expected a text in the column '{name}' of {location}, got {text!r}")
     label = record[columns.label]
     label = label.strip() if isinstance(label, str) else undo_float(label)
     if isinstance(label, bool) or not isinstance(label, (str, int)) or label == "":

@@ -10,7 +10,7 @@ from typing import get_args
 from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.hub import HUB_DATASETS, HubDataset
-from regard.data.missing_labels import MissingLabels, is_doubtful, is_minus_one, marks_none, warn_of_class
+from regard.data.missing_values import MissingValues, is_doubtful, is_minus_one, marks_none, warn_of_class
 from regard.data.names_alike import warn_of_names_alike
 from regard.data.rows import TextKey, describe_numbers
 from regard.errors import UserError, check_choice, warn_user
@@ -129,7 +129,7 @@ def read_task(
     label: str | None = None,
     validation: str | Path | None = None,
     metric: str | None = None,
-    missing_labels: MissingLabels = "skip",
+    missing_values: MissingValues = "skip",
 ) -> Task:
     """Read a task of `TASKS`, or a table of the user's own (.jsonl, .csv, .tsv without quotes, or .parquet).
 
@@ -145,20 +145,20 @@ def read_task(
         label: Column of labels, strings or integers; "label" by default.
         validation: Second table for validation. By default a fifth of the rows is held out; each label keeps one.
         metric: "accuracy" (default), "f1" or "mcc".
-        missing_labels: "skip" rows of a user's table without a label, with a warning and counted in `Task.unlabeled`,
-            or "refuse" them. The label −1 of a table to validate on is none where no training row has it, with
-            "skip-minus-one" everywhere.
+        missing_values: "skip" rows of a user's table without a label or a text, with a warning and counted in
+            `Task.left_out`, or "refuse" them. The label −1 of a table to validate on is none where no training row has
+            it, with "skip-minus-one" everywhere.
     """
-    check_choice("missing-labels", missing_labels, get_args(MissingLabels))
+    check_choice("missing-values", missing_values, get_args(MissingValues))
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
-    spec, unlabeled = None, 0
+    spec, left_out = None, 0
     if tables.is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
         paths = [Path(path) for path in (name, validation) if path is not None]
-        *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_labels)
-        unlabeled = sum(table.unlabeled for table in splits)
+        *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_values)
+        left_out = sum(table.left_out for table in splits)
         names = [row.label for table in splits for row in table.rows]
         tables.warn_of_decimals(map(str, names), name, tables.TASK)
         warn_of_names_alike(sorted(set(map(str, names))), f"labels of {name}", tables.TASK)
@@ -189,7 +189,7 @@ def read_task(
         train=train,
         validation=held_out,
         source=source,
-        unlabeled=unlabeled,
+        left_out=left_out,
     )
 
 
@@ -201,14 +201,14 @@ def _parse_columns(text: str | None, label: str | None) -> tables.Columns:
 
 
 def _read_user_table(
-    paths: Sequence[Path], columns: tables.Columns, seed: int, missing_labels: MissingLabels
+    paths: Sequence[Path], columns: tables.Columns, seed: int, missing_values: MissingValues
 ) -> _Tables:
     """Read a table to train on, and one to validate on or a part of it."""
-    path, table = paths[0], tables.read_table(paths[0], columns, missing_labels=missing_labels)
+    path, table = paths[0], tables.read_table(paths[0], columns, missing_values=missing_values)
     if len(paths) > 1:
-        if missing_labels == "skip" and marks_none(row.label for row in table.rows):
-            missing_labels = "skip-minus-one"  # as in test files of GLUE
-        held = tables.read_table(paths[1], columns, missing_labels=missing_labels)
+        if missing_values == "skip" and marks_none(row.label for row in table.rows):
+            missing_values = "skip-minus-one"  # as in test files of GLUE
+        held = tables.read_table(paths[1], columns, missing_values=missing_values)
         _warn_of_shared_texts(held, table)
         return table, held, f"{path}, {paths[1]}"
     held_out = _hold_out(table.rows, seed)
@@ -220,7 +220,7 @@ def _read_user_table(
         replace(table, rows=tuple(row for index, row in enumerate(table.rows) if (index in held_out) is part))
         for part in (False, True)
     )
-    rest = replace(rest, unlabeled=0)  # which were counted in the other
+    rest = replace(rest, left_out=0)  # which were counted in the other
     return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
 
 

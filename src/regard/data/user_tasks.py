@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
 from regard.data.instructions import format_prompt
-from regard.data.missing_labels import (
-    MissingLabels,
-    find_labeled,
+from regard.data.missing_values import (
+    MissingValues,
+    find_complete,
     is_doubtful,
     is_minus_one,
+    is_nothing,
     marks_none,
     undo_float,
     warn_of_class,
@@ -60,9 +61,13 @@ class _Columns(NamedTuple):
     answer: str | None
     is_text: bool
 
+    def has_instruction(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row has an instruction, which in a text-to-text task often says all."""
+        return self.instruction is not None and not is_nothing(values.get(self.instruction))
+
 
 def read_user_tasks(
-    path: Path, seed: int, task_type: TaskType | None = None, missing_labels: MissingLabels = "skip"
+    path: Path, seed: int, task_type: TaskType | None = None, missing_values: MissingValues = "skip"
 ) -> list[RawTask]:
     """Read tasks from a table or a folder.
 
@@ -72,8 +77,8 @@ def read_user_tasks(
     instructions as they are published, are read as text and answer where these are missing. A folder has a folder per
     task with the tables train, test and optionally dev, with the same columns but task and split.
 
-    Rows without a label or an answer are left out with a warning, or refused, as `missing_labels` says. The label −1 is
-    none if no training row of the task has it or another negative one.
+    Rows without a label, an answer or a text are left out with a warning, or refused, as `missing_values` says. The
+    label −1 is none if no training row of the task has it or another negative one.
 
     Integer classes, also those written as 1.0, belong to one task and get its name as a prefix. Other classes with the
     same name are one class.
@@ -83,12 +88,12 @@ def read_user_tasks(
     the Long Sequence benchmark.
     """
     if path.is_dir():
-        return _read_folder(path, task_type, missing_labels)
+        return _read_folder(path, task_type, missing_values)
     every = _read_records(path)
     columns = _find_columns(every, task_type, str(path))
     has_splits = any("split" in record.values for record in every)
-    marked = _find_marked(every, columns, missing_labels, [_place_record(record, has_splits) for record in every])
-    records = _drop_unlabeled(every, columns, path, missing_labels, marked)
+    marked = _find_marked(every, columns, missing_values, [_place_record(record, has_splits) for record in every])
+    records = _drop_incomplete(every, columns, path, missing_values, marked)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
     rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
@@ -104,33 +109,33 @@ def read_user_tasks(
             raise UserError(f"stream: expected a split of {', '.join(SPLIT_NAMES)} in {record.location}, got {got!r}")
         tasks.setdefault(name, {}).setdefault(split, []).append(row)
     warn_of_names_alike(tasks, f"tasks of {path}")
-    unlabeled = _count_unlabeled(every, records, only_task)
-    if lost := next((name for name in unlabeled if name and name not in tasks), None):
-        expected = f"expected labels of the task {lost!r} in {path}"
-        raise UserError(f"stream: {expected}, none of {unlabeled[lost]} rows has one")
+    left_out = _count_left_out(every, records, only_task)
+    if lost := next((name for name in left_out if name and name not in tasks), None):
+        expected = f"expected rows with a text and a label of the task {lost!r} in {path}"
+        raise UserError(f"stream: {expected}, none of {left_out[lost]} has both")
     if has_splits:
-        return [
-            _make_task(name, splits, str(path), columns, unlabeled=unlabeled[name]) for name, splits in tasks.items()
-        ]
+        return [_make_task(name, splits, str(path), columns, left_out=left_out[name]) for name, splits in tasks.items()]
     dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
     source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
     return [
-        _make_task(name, splits, source, columns, (seed, path), unlabeled=unlabeled[name])
+        _make_task(name, splits, source, columns, (seed, path), left_out=left_out[name])
         for name, splits in tasks.items()
     ]
 
 
-def _drop_unlabeled(
-    records: list[_Record], columns: _Columns, path: Path, missing_labels: MissingLabels, marked: Collection[str]
+def _drop_incomplete(
+    records: list[_Record], columns: _Columns, path: Path, missing_values: MissingValues, marked: Collection[str]
 ) -> list[_Record]:
-    """Drop rows without a label, or refuse them; `marked` are the locations of those whose label −1 is none."""
-    if missing_labels == "refuse":
+    """Drop rows without a label or a text, or refuse them; `marked` are the locations of those whose label is none."""
+    if missing_values == "refuse":
         if first := next((record.location for record in records if record.location in marked), None):
             raise UserError(f"stream: expected a label in {first}, got -1, which no training row of its task has")
         return records
     rows = [(values, location.removeprefix(f"{path}, ")) for values, location in records]
     at = {index for index, record in enumerate(records) if record.location in marked}
-    return [records[index] for index in find_labeled(rows, columns.answer or "label", path, tables.STREAM, at)]
+    label = columns.answer or "label"
+    complete = find_complete(rows, label, [columns.text], path, tables.STREAM, at, columns.has_instruction)
+    return [records[index] for index in complete]
 
 
 def _place_record(record: _Record, has_splits: bool) -> tuple[str, bool]:
@@ -146,7 +151,7 @@ def _find_split(record: _Record) -> str | None:
 def _find_marked(
     records: Sequence[_Record],
     columns: _Columns,
-    missing_labels: MissingLabels,
+    missing_values: MissingValues,
     places: Sequence[tuple[str, bool]],
 ) -> set[str]:
     """Return the locations of rows whose label −1 is none; `places` are their tasks and whether they are trained on."""
@@ -156,7 +161,7 @@ def _find_marked(
     for record, (task, is_trained) in zip(records, places, strict=True):
         if is_trained:
             trained[task].append(undo_float(record.values.get("label")))
-    no_label = {task: missing_labels == "skip-minus-one" or marks_none(labels) for task, labels in trained.items()}
+    no_label = {task: missing_values == "skip-minus-one" or marks_none(labels) for task, labels in trained.items()}
     return {
         record.location
         for record, (task, _) in zip(records, places, strict=True)
@@ -164,7 +169,7 @@ def _find_marked(
     }
 
 
-def _count_unlabeled(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
+def _count_left_out(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
     """Return how many rows of each task were left out; those without a task are of none ("")."""
     locations = {record.location for record in kept}
     left_out = [record.values.get("task") for record in every if record.location not in locations]
@@ -173,7 +178,7 @@ def _count_unlabeled(every: Sequence[_Record], kept: Sequence[_Record], only_tas
     return Counter("" if task is None else str(task).strip() for task in left_out)
 
 
-def _read_folder(path: Path, task_type: TaskType | None, missing_labels: MissingLabels) -> list[RawTask]:
+def _read_folder(path: Path, task_type: TaskType | None, missing_values: MissingValues) -> list[RawTask]:
     files_by_task: dict[str, dict[str, Path]] = {}
     for folder in sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith(".")):
         files = files_by_task[folder.name] = _find_split_files(folder)
@@ -187,15 +192,15 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_labels: Missing
     columns = _find_columns([record for rows in records.values() for record in rows], task_type, str(path))
     places = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
     every = [(record, places[file]) for file, rows in records.items() for record in rows]
-    marked = _find_marked([record for record, _ in every], columns, missing_labels, [place for _, place in every])
-    labeled = {file: _drop_unlabeled(rows, columns, file, missing_labels, marked) for file, rows in records.items()}
+    marked = _find_marked([record for record, _ in every], columns, missing_values, [place for _, place in every])
+    complete = {file: _drop_incomplete(rows, columns, file, missing_values, marked) for file, rows in records.items()}
     return [
         _make_task(
             name,
-            {split: _read_rows(labeled[file], columns, file) for split, file in files.items()},
+            {split: _read_rows(complete[file], columns, file) for split, file in files.items()},
             str(path / name),
             columns,
-            unlabeled=sum(len(records[file]) - len(labeled[file]) for file in files.values()),
+            left_out=sum(len(records[file]) - len(complete[file]) for file in files.values()),
         )
         for name, files in files_by_task.items()
     ]
@@ -240,7 +245,7 @@ def _make_task(
     columns: _Columns,
     division: tuple[int, Path] | None = None,
     *,
-    unlabeled: int = 0,
+    left_out: int = 0,
 ) -> RawTask:
     """Make a task whose classes are those of train: integers by size, then names by alphabet.
 
@@ -283,7 +288,7 @@ def _make_task(
         has_free_answers=columns.answer is not None,
         definition=next(iter(instructions)) if columns.is_text and len(instructions) == 1 else "",
         has_instructions="" not in instructions,
-        unlabeled=unlabeled,
+        left_out=left_out,
         minus_one=doubtful,
     )
 
@@ -322,14 +327,8 @@ def _read_rows(
         else:
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
         instruction = _parse_instruction(values, columns.instruction, location)
-        may_be_blank = columns.is_text and bool(instruction)  # which says all, as often where texts are inputs
-        try:
-            texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
-        except UserError as error:
-            if may_be_blank or not _is_blank(values[columns.text]):
-                raise
-            blank = sum(_is_blank(record.values.get(columns.text)) for record in records)
-            raise UserError(f"{error}; leave out rows without a text: {blank} in {path}") from None
+        may_be_blank = columns.is_text and columns.has_instruction(values)
+        texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
         rows.append(_UserRow(texts, label, instruction, answers, location))
     if all(_is_number(row.texts[0]) for row in rows):
         raise UserError(f"stream: expected text in the column '{columns.text}' of {path}, got numbers alone")
@@ -337,9 +336,9 @@ def _read_rows(
 
 
 def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
-    """Return one text or two; a text_pair that is null or empty is none."""
-    columns = [text] if values.get("text_pair") in (None, "") else [text, "text_pair"]
-    if may_be_blank and len(columns) == 1 and _is_blank(values.get(text)):
+    """Return one text or two; a text_pair that is null or blank is none."""
+    columns = [text] if is_nothing(values.get("text_pair")) else [text, "text_pair"]
+    if may_be_blank and len(columns) == 1 and is_nothing(values.get(text)):
         return ("",)
     for column in columns:
         if not isinstance(values[column], str) or not values[column].strip():
@@ -370,10 +369,6 @@ def _parse_name(value: Any, expected: str) -> str:
         why = kinds.get(type(value), "") if " as label " in expected else ""
         raise UserError(f"stream: expected {expected}, got {value!r}{why}")
     return str(value).strip()
-
-
-def _is_blank(value: Any) -> bool:
-    return value is None or not str(value).strip()
 
 
 def _is_number(text: str) -> bool:

@@ -320,11 +320,11 @@ def test_texts_that_are_no_values() -> None:
 
 @pytest.mark.parametrize("config", [LearnConfig, ReplaceConfig])
 def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[Config]) -> None:
-    newer = {LearnConfig: {"missing_labels", "metric"}, ReplaceConfig: {"missing_labels"}}[config]
+    newer = {LearnConfig: {"missing_values", "metric"}, ReplaceConfig: {"missing_values"}}[config]
     before = config().to_dict()
     assert before.keys() == set(config.field_names()) - newer
     assert config.from_dict(before).to_dict() == before
-    assert config.from_dict({**before, "missing_labels": "refuse"}).identity()["missing_labels"] == "refuse"
+    assert config.from_dict({**before, "missing_values": "refuse"}).identity()["missing_values"] == "refuse"
 
 
 def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
@@ -359,7 +359,7 @@ def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:
     LearnConfig(order="3").read()
     LearnConfig(task_type="generation", missing_tasks="skip", instructions=True).read()
     shared = {"samples_per_class": 60, "max_eval_samples": 100, "seed": 508, "protocol": "clean"}
-    shared["missing_labels"] = "skip"
+    shared["missing_values"] = "skip"
     assert told == [
         {**shared, "order": "3", "task_type": None, "metric": None, "missing_tasks": "refuse", "instructions": False},
         {

@@ -321,8 +321,8 @@ def test_inputs_that_were_cut_are_said_at_the_top() -> None:
 
 @pytest.mark.exhaustive
 def test_rows_without_a_label_are_said_at_the_top() -> None:
-    for unlabeled, is_said in ((1200, True), (0, False)):
-        record = replaced_run.record() | {"data": {"task": "a.csv", "unlabeled": unlabeled}}
+    for left_out, is_said in ((1200, True), (0, False)):
+        record = replaced_run.record() | {"data": {"task": "a.csv", "left_out": left_out}}
         page = Parsed(replace_page(*FEW[:3], record, {})).text
         assert ("3 seeds · 1,200 rows without a label left out · run in 12.3 s" in page) == is_said
 

@@ -93,12 +93,12 @@ def test_a_field_that_earlier_versions_lack_leaves_their_trials_as_they_are() ->
     """A sweep made before goes on: by default its trials have the fields, and so the keys, that they had."""
     command = COMMANDS["learn"]()
     fields = command.initial_fields(None, None, {"method": "finetune"})
-    assert {"missing_labels", "metric"} <= set(command.config.field_names())
+    assert {"missing_values", "metric"} <= set(command.config.field_names())
     (trial,) = make_trials(command, {"learning_rate": [1e-3]}, folder=Path("x"), fields=fields, seeds=[0])
-    assert not {"missing_labels", "metric"} & trial.fields.keys()
-    vary = {"missing_labels": ["skip", "refuse"]}
+    assert not {"missing_values", "metric"} & trial.fields.keys()
+    vary = {"missing_values": ["skip", "refuse"]}
     trials = make_trials(command, vary, folder=Path("x"), fields=fields, seeds=[0])
-    assert [trial.fields["missing_labels"] for trial in trials] == ["skip", "refuse"]
+    assert [trial.fields["missing_values"] for trial in trials] == ["skip", "refuse"]
 
 
 def test_trials_with_other_scores_of_answers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_a_trial_that_varies_a_field_that_earlier_versions_lack_is_finished(
     command = COMMANDS["learn"]()
     metadata = {"config": LearnConfig(metric="auto").to_dict()}
     monkeypatch.setattr("regard.runs.command.read_metadata", lambda *_: metadata)
-    fields = {**metadata["config"], "metric": "auto", "missing_labels": "skip"}
+    fields = {**metadata["config"], "metric": "auto", "missing_values": "skip"}
     assert command.is_finished(tmp_path, fields)
     assert not command.is_finished(tmp_path, {**fields, "metric": "sari"})
 

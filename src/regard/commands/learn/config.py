@@ -70,7 +70,7 @@ class LearnConfig(Config):
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
-    newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_labels"})
+    newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_values"})
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
@@ -107,10 +107,10 @@ class LearnConfig(Config):
         choices=_metric_names,
     )
     missing_tasks: Literal["refuse", "skip"] = config_field("refuse", "tasks whose files are missing: refuse or skip")
-    missing_labels: Literal["skip", "skip-minus-one", "refuse"] = config_field(
+    missing_values: Literal["skip", "skip-minus-one", "refuse"] = config_field(
         "skip",
-        "rows without a label or an answer in tasks of your own: skip, with a warning; skip-minus-one, which takes the "
-        "label -1 for none; or refuse",
+        "rows without a label, an answer or a text in tasks of your own: skip, with a warning; skip-minus-one, which "
+        "takes the label -1 for none; or refuse",
     )
     instructions: bool = config_field(
         False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
@@ -294,7 +294,7 @@ class LearnConfig(Config):
         from regard.data.streams import STDLIB, read_stream
 
         sampled = ("samples_per_class", "max_eval_samples", "seed", "protocol")
-        names = (*sampled, "missing_tasks", "missing_labels", "instructions")
+        names = (*sampled, "missing_tasks", "missing_values", "instructions")
         is_of_first = self.order not in ("random", "paper")
         data = self.data if alone or part in STREAMS else None
         return read_stream(

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from regard.data.missing_labels import MINUS_ONE, UNLABELED
+from regard.data.missing_values import LEFT_OUT, MINUS_ONE
 from regard.data.splits import AMBIGUOUS, NEAR_COPIES
 from regard.report import labels
 from regard.runs.selection import list_some
 
 _BY_TASK = {
-    UNLABELED: "Rows without a label, which were left out",
+    LEFT_OUT: "Rows without a label or a text, which were left out",
     MINUS_ONE: "Rows with the label -1, taken as a class, which may mark rows without a label",
 }
 _OVERLAPS = {

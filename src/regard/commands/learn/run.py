@@ -49,7 +49,7 @@ PARTS, PRODUCTS = (STATES,), (MODELS,)
 """What a comparison makes in its work folder, beside the journal: what it goes on with, and what it keeps."""
 STREAM_FIELDS = (
     *("data", "protocol", "samples_per_class", "max_eval_samples"),
-    *("task_type", "missing_tasks", "missing_labels", "instructions"),
+    *("task_type", "missing_tasks", "missing_values", "instructions"),
 )
 """Fields that select the rows of a named stream; a `Stream` object has its rows."""
 
@@ -101,7 +101,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     task_type: Literal["auto", "classification", "generation"] | Unset = UNSET,
     metric: str | Unset = UNSET,
     missing_tasks: Literal["refuse", "skip"] | Unset = UNSET,
-    missing_labels: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
+    missing_values: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
     instructions: bool | Unset = UNSET,
     samples_per_class: int | Unset | None = UNSET,
     max_eval_samples: int | Unset | None = UNSET,

@@ -41,7 +41,7 @@ class ReplaceConfig(Config):
     """Configuration of `regard replace`; model and task are arguments. Fields of None take the value of `scale`."""
 
     command: ClassVar[str] = "replace"
-    newer: ClassVar[frozenset[str]] = frozenset({"missing_labels"})
+    newer: ClassVar[frozenset[str]] = frozenset({"missing_values"})
 
     constants: tuple[str, ...] | None = config_field(
         None,
@@ -88,10 +88,10 @@ class ReplaceConfig(Config):
         None, "your own file of validation rows (default: a fifth of the file)", none_word=""
     )
     metric: str | None = config_field(None, "metric for your own file: accuracy (default), f1 or mcc", none_word="")
-    missing_labels: Literal["skip", "skip-minus-one", "refuse"] = config_field(
+    missing_values: Literal["skip", "skip-minus-one", "refuse"] = config_field(
         "skip",
-        "rows of your own file without a label: skip, with a warning; skip-minus-one, which takes the label -1 for "
-        "none; or refuse",
+        "rows of your own file without a label or a text: skip, with a warning; skip-minus-one, which takes the label "
+        "-1 for none; or refuse",
     )
 
     def check(self) -> None:
@@ -117,7 +117,7 @@ class ReplaceConfig(Config):
     @property
     def columns(self) -> dict[str, Any]:
         """What a file of your own holds, as `regard.data.read_task` takes it."""
-        return {name: getattr(self, name) for name in ("text", "label", "validation", "metric", "missing_labels")}
+        return {name: getattr(self, name) for name in ("text", "label", "validation", "metric", "missing_values")}
 
     @property
     def _only_attention(self) -> bool:

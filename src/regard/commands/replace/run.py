@@ -25,7 +25,7 @@ from regard.commands.replace.scores import ATTENTION, NONE, WIDTHS
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
-from regard.data.missing_labels import UNLABELED
+from regard.data.missing_values import LEFT_OUT
 from regard.data.tasks import TaskPreset
 from regard.data.tokenizers import warn_of_written
 from regard.errors import UserError, warn_user
@@ -81,7 +81,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
     label: str | Unset | None = UNSET,
     validation: str | Unset | None = UNSET,
     metric: str | Unset | None = UNSET,
-    missing_labels: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
+    missing_values: Literal["skip", "skip-minus-one", "refuse"] | Unset = UNSET,
 ) -> ReplaceResult:
     """Score a frozen model on a task with constant heads, or with another operation in all heads.
 
@@ -273,7 +273,7 @@ def _describe(
             "task": read.name,
             "metric": read.metric,
             "source": read.source,
-            **({UNLABELED: read.unlabeled} if read.unlabeled else {}),
+            **({LEFT_OUT: read.left_out} if read.left_out else {}),
             "sha256": read.sha256,
             "train": len(train),
             "validation": len(validation),

@@ -15,7 +15,7 @@ from regard.commands.replace.scores import (
     fraction_name,
     intervals,
 )
-from regard.data.missing_labels import UNLABELED
+from regard.data.missing_values import LEFT_OUT
 from regard.report import labels
 from regard.report.labels import join, pluralize, run_time
 from regard.report.page import KeyFigure
@@ -63,7 +63,7 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
         pluralize(outcome.scores["task"].nunique(), "task"),
         pluralize(int(windows or 0), "window") if over_parts else pluralize(outcome.scores["seed"].nunique(), "seed"),
         _truncation(metadata),
-        _write_unlabeled(metadata),
+        _write_left_out(metadata),
         run_time(metadata, "run in"),
     ]
     about_drops = [_write_drops(outcome), _write_majority(outcome, metadata), _write_costs(cost)]
@@ -111,10 +111,10 @@ def _truncation(metadata: Mapping[str, Any]) -> str:
     return f"{truncated:,} of {train + validation:,} inputs cut to the length" if truncated else ""
 
 
-def _write_unlabeled(metadata: Mapping[str, Any]) -> str:
-    """Say how many rows were left out since they have no label; "" if none was."""
-    count = int(labels.metadata_number(metadata, "data", UNLABELED) or 0)
-    return f"{pluralize(count, 'row')} without a label left out" if count else ""
+def _write_left_out(metadata: Mapping[str, Any]) -> str:
+    """Say how many rows were left out since they have no label or no text; "" if none was."""
+    count = int(labels.metadata_number(metadata, "data", LEFT_OUT) or 0)
+    return f"{pluralize(count, 'row')} without a label or a text left out" if count else ""
 
 
 def _in_one_unit(drops: pd.DataFrame) -> tuple[pd.DataFrame, str]:

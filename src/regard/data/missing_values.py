@@ -1,0 +1,116 @@
+"""Rows of a user's own tables that lack a label or a text: an empty cell, null, none in that line, or the label −1."""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from regard.data.rows import NUMBER
+from regard.errors import UserError, warn_user
+
+MissingValues = Literal["skip", "skip-minus-one", "refuse"]
+"""What becomes of rows without a label or a text; "skip-minus-one" takes the label −1 for none, wherever it stands."""
+MINUS_ONE = "minus_one"
+"""Key of the metadata of a stream: how many rows have the label −1, taken as a class."""
+LEFT_OUT = "left_out"
+"""Key of the metadata of a stream, or of a task's data: how many rows were left out."""
+
+
+def find_complete(
+    rows: Sequence[tuple[Mapping[str, Any], str]],
+    label: str,
+    texts: Sequence[str],
+    path: Path,
+    option: str,
+    marked: Collection[int] = frozenset(),
+    may_lack_text: Callable[[Mapping[str, Any]], bool] = lambda values: False,
+) -> list[int]:
+    """Return the indices of the rows that have a label and all texts; warn of the number of others.
+
+    A column that no row has is asked for nowhere.
+
+    Args:
+        rows: Values by column, and what messages call the place in the file.
+        label: The column of labels or answers.
+        texts: The columns of texts.
+        path: The file.
+        option: What messages begin with.
+        marked: Indices of the rows whose label −1 is none.
+        may_lack_text: Whether the values of a row are complete without its texts.
+
+    Raises:
+        UserError: No row is complete.
+    """
+    empty: dict[str, list[int]] = {}
+    for column in (label, *texts):
+        if any(column in values for values, _ in rows):
+            empty[column] = [
+                index
+                for index, (values, _) in enumerate(rows)
+                if is_nothing(values.get(column)) and (column == label or not may_lack_text(values))
+            ]
+    left_out = {index for indices in empty.values() for index in indices}.union(marked)
+    complete = [index for index in range(len(rows)) if index not in left_out]
+    if not complete and rows:
+        if len({*empty.get(label, ()), *marked}) == len(rows):
+            expected, got = f"labels in the column {label!r} of {path}", f"none of {len(rows)} rows has one"
+        else:
+            columns, got = " and ".join(map(repr, empty)), f"none of {len(rows)} rows has all"
+            expected = f"values in the columns {columns} of {path}"
+        raise UserError(f"{option}: expected {expected}, {got}")
+    if left_out:
+        lacking = [f"nothing in the column {column!r}" for column, indices in empty.items() if indices]
+        what = " or ".join([*lacking, *([f"-1 in the column {label!r}"] if marked else [])])
+        told = f"{len(left_out)} of {len(rows)} rows have {what} and are left out"
+        warn_user(
+            f"{option}: {path}: {told}, the first in {rows[min(left_out)][1]} (missing-values=refuse stops there)"
+        )
+    return complete
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a cell of labels, answers or texts is empty: nothing, NaN, blanks, or a list of these."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    if isinstance(value, list):
+        return all(map(is_nothing, value))
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def is_minus_one(value: Any) -> bool:
+    """Whether a label is −1, also as text and written as −1.0."""
+    return not isinstance(value, bool) and str(undo_float(value)).strip() in ("-1", "-1.0")
+
+
+def marks_none(trained: Iterable[Any]) -> bool:
+    """Whether −1 marks rows without a label, given the labels of training rows: none of these is negative.
+
+    Published tables, as test files of GLUE, mark rows so. A label that no training row has cannot be learnt.
+    """
+    names = (str(label).strip() for label in trained)
+    return not any(name.startswith("-") and NUMBER.fullmatch(name) for name in names)
+
+
+def is_doubtful(labels: Iterable[Any]) -> bool:
+    """Whether −1 is among labels and may mark rows without one: no other is negative, and there are two others."""
+    names = {str(undo_float(label)).strip() for label in labels}
+    others = {name for name in names if not is_minus_one(name)}
+    return len(others) < len(names) and len(others) > 1 and marks_none(others)
+
+
+def warn_of_class(count: int, place: object, option: str) -> None:
+    """Warn of a number of rows with the label −1, which is taken as a class."""
+    told = (
+        "as many tables mark rows without one: it is taken as a class (missing-values=skip-minus-one leaves them out)"
+    )
+    warn_user(f"{option}: {count} rows of {place} have the label -1, {told}")
+
+
+def undo_float(value: Any) -> Any:
+    """Return a whole number that was written as a float as an integer, as pandas writes a column with a gap.
+
+    True and False are returned as pandas writes them into a .csv.
+    """
+    if isinstance(value, bool):
+        return str(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
