@@ -20,6 +20,7 @@ from regard.data.tokenizers import (
     check_tokenizer,
     encode_beginning,
     ordinary_tokens,
+    token_names,
     tokenize_once,
     tokenizer_hash,
     warn_of_written,
@@ -40,6 +41,14 @@ def test_the_vocabulary_has_the_size_asked_for(trained: Any) -> None:
     assert trained.eos_token_id == trained.bos_token_id == trained.pad_token_id == 0
     assert trained.convert_ids_to_tokens(0) == "<|endoftext|>"
     assert len(train_tokenizer(TEXT, 257)) == 257
+
+
+def test_tokens_of_bytes_are_named_as_text(trained: Any) -> None:
+    """A part of a character is no text, and keeps its piece; other vocabularies have pieces that are text."""
+    ids = trained("the théo\n")["input_ids"]
+    assert token_names(trained, [*ids, 0, 10**6]) == ["th", "e", " th", "Ã", "©", "o", "\n", "<|endoftext|>", None]
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"Ġ": 0, "▁a": 1}, unk_token="Ġ")))
+    assert token_names(words, [0, 1]) == ["Ġ", "▁a"]
 
 
 def pairs_by_hand(documents: list[str], merges: int) -> list[tuple[str, str]]:

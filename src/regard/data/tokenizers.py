@@ -97,6 +97,19 @@ def special_tokens(tokenizer: Any) -> frozenset[int]:
     return frozenset({*tokenizer.all_special_ids, *(token for token, one in added.items() if one.special)})
 
 
+def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str | None]:
+    """Return the pieces of tokens, those of a vocabulary of bytes as text: " où" rather than "ĠoÃ¹".
+
+    Part of a character keeps its piece; None where the vocabulary has no such token.
+    """
+    pieces = tokenizer.convert_ids_to_tokens(list(ids))
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    if not isinstance(decoder, decoders.ByteLevel):
+        return list(pieces)
+    texts = ["" if piece is None else decoder.decode([piece]) for piece in pieces]
+    return [piece if piece is None or "\ufffd" in text else text for piece, text in zip(pieces, texts, strict=True)]
+
+
 class WrittenTokens:
     """Names of special tokens that are written in texts, such as "</s>": most tokenizers read them as these tokens.
 

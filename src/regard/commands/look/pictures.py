@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from regard import models
-from regard.data.tokenizers import special_tokens
+from regard.data.tokenizers import special_tokens, token_names
 from regard.report.labels import visible
 
 
@@ -48,7 +48,7 @@ def name_tokens(
             names[:first] = ["[CLS]", *(f"[extra {index}]" for index in range(1, first))][:first]
     else:
         numbers = ids[0, :number].tolist()
-        names = [visible(str(name)) for name in loaded.tokenizer.convert_ids_to_tokens(numbers)]
+        names = [visible(str(name)) for name in token_names(loaded.tokenizer, numbers)]
         of_special = special_tokens(loaded.tokenizer)
         special = [index for index, one in enumerate(numbers) if one in of_special]
         image = getattr(loaded.model.config, "image_token_id", None)

@@ -28,6 +28,7 @@ from regard.commands.measure.media import (
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Videos, Windows
+from regard.data.tokenizers import token_names
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
@@ -367,9 +368,10 @@ def _sink_tokens(observer: Watch, tokenizer: Any | None) -> pd.DataFrame | None:
     if not isinstance(statistic, SinkTokens):
         return None
     rows = statistic.tokens()
-    texts = dict[int, str]()
+    texts = dict[int, str | None]()
     if tokenizer is not None:  # of sounds a feature extractor may be all that there is
-        texts = {token: tokenizer.convert_ids_to_tokens(token) for token in {row[4] for row in rows} if token >= 0}
+        ids = sorted({row[4] for row in rows if row[4] >= 0})
+        texts = dict(zip(ids, token_names(tokenizer, ids), strict=True))
     return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
 
 
