@@ -16,6 +16,7 @@ from experiments.common.papers import Paper
 from experiments.common.parts import RESULTS, Page, Table
 from experiments.sinks.causes import ANOTHER, COLUMNS, FIRST, KEPT, OTHER, PRUNED, RANDOM, RECORD, TABLE, WHOLE, WINDOW
 from regard.errors import UserError
+from regard.report.labels import pluralize
 from regard.runs.intervals import Interval
 
 COSTS = (WINDOW, KEPT, FIRST, ANOTHER, PRUNED, RANDOM)
@@ -125,7 +126,7 @@ def difference_table(tables: Tables) -> Table:
 
 def _format_cell(pair: Interval | None) -> str:
     if pair is None or pair.n < MIN_RUNS:
-        return f"{format_interval(pair, 3, signed=True)} ({0 if pair is None else pair.n} seeds)"
+        return f"{format_interval(pair, 3, signed=True)} ({pluralize(0 if pair is None else pair.n, 'seed')})"
     return format_difference(pair, 3)
 
 

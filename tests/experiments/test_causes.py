@@ -10,9 +10,10 @@ import torch
 import regard
 from experiments.sinks import causes
 from experiments.sinks.causes import ANOTHER, FIRST, KEPT, PRUNED, RANDOM, WHOLE, WINDOW, Hide, interventions, loss
-from experiments.sinks.causes_page import Tables, cost_table, difference_table, make_page
+from experiments.sinks.causes_page import Tables, _format_cell, cost_table, difference_table, make_page
 from regard.errors import UserError
 from regard.models import RegardConfig, RegardForCausalLM
+from regard.runs.intervals import t_interval
 
 LOSSES = {WHOLE: 4.0, WINDOW: 4.5, KEPT: 4.1, FIRST: 4.4, ANOTHER: 4.0, PRUNED: 4.0, RANDOM: 4.2}
 
@@ -46,6 +47,11 @@ def test_each_intervention_is_what_it_is_called() -> None:
     with regard.replacing(model, "zeros", heads=[(0, 0), (1, 0)]):
         pruned = loss(model, ids, nullcontext())
     assert found[5][2] == pytest.approx(pruned, abs=1e-6)
+
+
+@pytest.mark.parametrize("count, told", [(1, "(1 seed)"), (2, "(2 seeds)")])
+def test_too_few_seeds_are_counted(count: int, told: str) -> None:
+    assert _format_cell(t_interval([0.1] * count)).endswith(told)
 
 
 def test_the_page_says_what_costs_more(tmp_path: Path) -> None:
