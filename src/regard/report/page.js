@@ -12,14 +12,29 @@ const regard = (() => {
 
   const show = (value) => {
     if (value === null || value === undefined) return "–";
-    if (value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7)) return value.toExponential(3);
-    return value.toLocaleString("en", { maximumSignificantDigits: 5 });
+    const far = value !== 0 && (Math.abs(value) < 1e-4 || Math.abs(value) >= 1e7);
+    const text = far ? Number(value.toPrecision(4)).toExponential() : value.toLocaleString("en", { maximumSignificantDigits: 5 });
+    return text.replaceAll("-", "−");
   };
   const make = (tag, text, attributes = {}) => {
     const element = document.createElement(tag);
     if (text !== null) element.textContent = text;
     for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
     return element;
+  };
+
+  // ---- colors ----
+  const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
+  // The red, green and blue at a share of the way from the first color of a ramp to its last.
+  const mixed = (share, ramp = palette("ramp")) => {
+    const place = Math.min(1, Math.max(0, share)) * (ramp.length - 1);
+    const [low, high] = [ramp[Math.floor(place)], ramp[Math.ceil(place)]].map(channels);
+    return low.map((value, i) => Math.round(value + (high[i] - value) * (place % 1)));
+  };
+  // Black or white, whichever has more contrast on a color: by WCAG both have the same at this luminance, 4.6.
+  const legible = (color) => {
+    const [r, g, b] = color.map((value) => (value <= 10 ? value / 255 / 12.92 : ((value / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
   };
 
   const config = () => {
@@ -273,5 +288,5 @@ const regard = (() => {
   redraw(start, drawMaps);
   start();
 
-  return { data, $, palette, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, drawMap, redraw };
+  return { data, $, palette, mixed, legible, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, drawMap, redraw };
 })();

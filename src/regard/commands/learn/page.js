@@ -1,9 +1,10 @@
 (() => {
-  const { data, $, palette, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
+  const { data, $, palette, mixed, legible, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
   const selected = (id) => $(id).value;
   const drawCurves = () => drawLines($("curves-lines"), data.curves[selected("curves-setting")]);
 
   // ---- cells with their numbers ----
+  const isWhite = (color) => legible(color) === "#ffffff";
   const drawGrid = (parent, { caption, note, corner = "Task", margin = 120, columns, rows, cells, scale }) => {
     const { element, box } = figure(parent, caption, note);
     const step = Math.min(56, Math.max(14, Math.floor(Math.max(180, element.clientWidth - margin) / columns.length)));
@@ -14,7 +15,7 @@
     const legend = { orient: "bottom", gradientLength: 160, gradientThickness: 8, tickCount: 3 };
     const color = { field: "value", type: "quantitative", title: null, legend, scale };
     const opacity = { condition: { test: "datum.ahead", value: 0.35 }, value: 1 };
-    const contrast = { condition: { test: "datum.strong", value: ink("--paper") }, value: ink("--ink") };
+    const contrast = { condition: [{ test: "datum.ahead", value: ink("--ink") }, { test: "datum.white", value: "#ffffff" }], value: "#000000" };
     const rects = { mark: { type: "rect", aria: false }, encoding: { ...shared, color, opacity } };
     const texts = { mark: { type: "text", fontSize: step < 34 ? 9 : 11, aria: false }, encoding: { ...shared, text: nominal("short"), color: contrast } };
     const layer = step < 26 ? [rects] : [rects, texts];
@@ -44,8 +45,7 @@
     const [columns, rows] = [distinct(tasks[run]), afters.map((after) => (after ? `after ${after}` : "before"))];
     const describe = ({ value, i, j, x, y }) => {
       const ahead = j + 1 > afters[i];
-      const strong = !ahead && (value - low) / (100 - low) > 0.55;
-      return { ahead, strong, what: `${x}, ${y}${ahead ? ", not yet learnt" : ""}`, short: value.toFixed(value < 99.95 ? 1 : 0), shown: `${show(value)} %` };
+      return { ahead, white: isWhite(mixed((value - low) / (100 - low))), what: `${x}, ${y}${ahead ? ", not yet learnt" : ""}`, short: value.toFixed(value < 99.95 ? 1 : 0), shown: `${show(value)} %` };
     };
     const note = `${settings[setting]}, ${run}${values ? "" : ": not run"}`;
     return { caption: method, note, corner: "Tasks learnt", margin: 64, columns, rows, cells: makeCells(values, columns, rows, describe), scale: { domain: [low, 100] } };
@@ -63,7 +63,7 @@
     const names = distinct(tasks);
     const cells = makeCells(byMethod[caption][after], names, names, ({ value: [cosine, dot], x, y }) => ({
       value: Math.max(-top, Math.min(top, cosine)),
-      strong: Math.abs(cosine) > 0.6 * top,
+      white: isWhite(mixed(Math.abs(cosine) / top, [palette("ramp")[0], palette("series")[cosine < 0 ? 1 : 0]])),
       what: `${y} and ${x}`,
       short: cosine.toFixed(2).replace("-", "−"),
       shown: `cosine ${show(cosine)}, dot product ${show(dot)}`,
@@ -79,7 +79,7 @@
     const { tasks, times, blocks: { [method]: blocks }, cells: { [method]: byTime }, lines } = data.gate;
     const [rows, columns] = [distinct(tasks), blocks.map((_, j) => String(j + 1))];
     drawGrids("gate-grids", Object.entries(byTime).map(([time, values]) => {
-      const describe = ({ value, y, j }) => ({ strong: value > 0.55, what: `rows of ${y}, ${blocks[j]}`, short: value.toFixed(2), shown: show(value) });
+      const describe = ({ value, y, j }) => ({ white: isWhite(mixed(value)), what: `rows of ${y}, ${blocks[j]}`, short: value.toFixed(2), shown: show(value) });
       const cells = makeCells(values, columns, rows, describe);
       const note = `Mean weight of each block (columns) in each task (rows)${cells.length ? "" : ": not measured"}`;
       return { caption: `${method}, ${times[time]}`, note, columns, rows, cells, scale: { domain: [0, 1] } };

@@ -74,7 +74,7 @@ const look = (() => {
 
 // The panes of the page; `open` draws looks in the place of those before, with what was chosen in them.
 const lookPanes = (() => {
-  const { data, make, ink, palette, redraw, show } = regard;
+  const { data, make, ink, palette, mixed, legible, redraw, show } = regard;
   const box = regard.$("look");
   if (!data.looks || !box) return null;
   const WINDOW = 24;
@@ -85,15 +85,7 @@ const lookPanes = (() => {
     element.append(...inside);
     return element;
   };
-  const channels = (color) => [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
-  const mixed = (share) => {
-    const ramp = palette("ramp");
-    const place = Math.min(1, Math.max(0, share)) * (ramp.length - 1);
-    const [low, high] = [ramp[Math.floor(place)], ramp[Math.ceil(place)]].map(channels);
-    return low.map((value, i) => Math.round(value + (high[i] - value) * (place % 1)));
-  };
   const css = (color) => `#${color.map((value) => value.toString(16).padStart(2, "0")).join("")}`;
-  const legible = ([r, g, b]) => (0.299 * r + 0.587 * g + 0.114 * b > 140 ? "#10151c" : "#ffffff");
   const number = (value) => (value === 0 ? `< ${data.scale.floor}` : show(Number(value.toPrecision(3))));
 
   // ---- pictures to keep ----
@@ -439,7 +431,7 @@ const lookPanes = (() => {
       }
       const { width, height, parts, found, queries } = linesPicture();
       lines.frame.replaceChildren(svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Weights as lines between tokens" }, null, parts));
-      lines.note.textContent = `Left: queries ${queries[0]} to ${queries[queries.length - 1]}, around the chosen token; right: the ${found.keys.length} keys that draw most of them, ${(100 * found.shown).toFixed(0)} % of their attention. Weights above 0.01; thick and dark is strong.`;
+      lines.note.textContent = `Left: queries ${queries[0]} to ${queries[queries.length - 1]}, around the chosen token; right: the ${found.keys.length} keys that draw most of them, ${(100 * found.shown).toFixed(0)} % of their attention. Weights above 0.01; thick is strong.`;
     };
     saveButtons(lines.buttons, "lines", linesPicture);
 
