@@ -210,6 +210,62 @@ def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(dark: bool,
         assert right == 0
 
 
+LUMINANCE = (0.2126, 0.7152, 0.0722)
+
+
+def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
+    """The contrast of two colors (WCAG 2.1)."""
+    channels = [
+        [v / 12.92 if (v := value / 255) <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for value in color]
+        for color in (first, second)
+    ]
+    low, high = sorted(sum(w * v for w, v in zip(LUMINANCE, color, strict=True)) for color in channels)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.sample(1)
+@needs_chromium
+@pytest.mark.parametrize("dark", [False, True])
+def test_words_are_legible_on_every_shade_of_the_ramp_and_in_the_colors_of_the_page(dark: bool, tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text(page(Text("a text")))
+    with Chromium(tmp_path / "profile") as browser:
+        browser.show(400, dark=dark)
+        browser.open((tmp_path / "page.html").as_uri())
+        shades = browser.run("Array.from({ length: 101 }, (_, i) => regard.mixed(i / 100))")
+        inks = browser.run("Array.from({ length: 101 }, (_, i) => regard.legible(regard.mixed(i / 100)))")
+        names = ("paper", "ink", "quiet", "accent", "mark")
+        told = [browser.run(f"regard.ink('--{name}')") for name in names]
+    rgb = lambda text: tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))  # noqa: E731
+    assert min(contrast(tuple(shade), rgb(ink)) for shade, ink in zip(shades, inks, strict=True)) >= 4.5
+    assert min(contrast(rgb(told[0]), rgb(color)) for color in told[1:]) >= 4.5
+
+
+@needs_chromium
+def test_what_is_wide_or_long_is_whole_on_paper(tmp_path: Path) -> None:
+    """A table and a command that would scroll are wrapped, and a chart that is wider than the paper shrinks."""
+    table = Table([("row", "", ["a long cell, " * 3] * 6)], ["Name", *"abcdef"], "a table")
+    text = page(table, Command("regard measure x " * 40), Panels([LINES], "lines"))
+    (tmp_path / "page.html").write_text(text)
+    with Chromium(tmp_path / "profile") as browser:
+        browser.show(1200)
+        browser.open((tmp_path / "page.html").as_uri())
+        browser.wait("document.querySelectorAll('#lines svg').length")
+        browser.run("document.querySelector('#lines').style.width = '600px'")
+        browser.send("Emulation.setEmulatedMedia", media="print")
+        boxes = "[...document.querySelectorAll('table, pre, .chart svg')]"
+        beyond = "e.getBoundingClientRect().width - e.parentElement.clientWidth"
+        within = f"(e) => [e.tagName, e.scrollWidth - e.clientWidth, {beyond}]"
+        found = browser.run(f"{boxes}.map({within})")
+    assert {tag for tag, _, _ in found} == {"TABLE", "PRE", "svg"}
+    assert max(max(inside, beyond) for _, inside, beyond in found) <= 1
+
+
+def test_records_in_a_list_are_told_apart() -> None:
+    parsed = Parsed(page(Record({"runs": [{"name": "a", "seed": 1}, {"name": "b", "seed": 2}], "ids": [0, 2]})))
+    assert len([tag for tag, attributes in parsed.tags if attributes.get("class") == "record"]) == 3
+    assert "ids 0, 2" in parsed.text
+
+
 # -- the libraries
 
 

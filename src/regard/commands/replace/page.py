@@ -90,12 +90,12 @@ def several_page(scores: pd.DataFrame, cost: pd.DataFrame, metadata: dict[str, A
     ).html()
 
 
-def _runs(metadata: Mapping[str, Any]) -> Table:
+def _runs(metadata: Mapping[str, Any]) -> Group:
     rows = [
         (str(run["folder"]), "", [str(run["model"]["name"]), str(run["data"]["task"]), f"{run['cost']['seconds']:.0f}"])
         for run in metadata.get("runs", [])
     ]
-    return Table(rows, ["Folder", "Model", "Task", "Seconds"], "Runs")
+    return Group([Table(rows, ["Folder", "Model", "Task", "Seconds"], "Runs by folder")], "texts")
 
 
 def _interval(low: float, high: float) -> str:
