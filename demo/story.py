@@ -215,7 +215,7 @@ def _difference(result: LearnResult, names: Sequence[str], scenario: str) -> str
 
 
 def _spread(low: float, high: float) -> str:
-    return "" if math.isnan(low) else f" (95 % interval {number(low, 2)} to {number(high, 2)})".replace("-", "−")
+    return "" if math.isnan(low) else f" (95 % interval {number(low, 2)} to {number(high, 2)})"
 
 
 def _source(about: str, paper: str) -> str:

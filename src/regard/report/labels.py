@@ -52,20 +52,24 @@ def site(code: str) -> str:
 
 
 def number(value: float, digits: int = 4) -> str:
-    """The number to `digits` significant digits, thousands grouped; "–" for NaN."""
+    """The number to `digits` significant digits, thousands grouped, with a true minus; "–" for NaN."""
     if value is None or math.isnan(value):
         return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    if value != 0 and not 1e-4 <= abs(value) < 1e7:
-        return f"{value:.{digits - 1}e}"
     whole = 0 if value == 0 else math.floor(math.log10(abs(value))) + 1
-    return f"{value:,.{max(0, digits - max(whole, 0))}f}" if whole > 0 else f"{value:.{digits}g}"
+    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+        text = f"{value:.{digits - 1}e}"
+    elif whole > 0:
+        text = f"{value:,.{max(0, digits - whole)}f}"
+    else:
+        text = f"{value:.{digits}g}"
+    return text.replace("-", "−")
 
 
 def with_unit(value: float, of: str, digits: int = 4) -> str:
     """The number and its unit; a unit in words is left to the caption."""
-    return f"{number(value, digits)} %" if of == "%" else number(value, digits)
+    return f"{number(value, digits)} %" if of == "%" and not math.isnan(value) else number(value, digits)
 
 
 def visible(token: str) -> str:
@@ -76,8 +80,9 @@ def visible(token: str) -> str:
 def samples(record: Mapping[str, Any]) -> str:
     """What was read, as in "100 samples of 64 tokens from wikitext"; "" where the record does not say."""
     data = section(record, "data")
-    texts = {"samples": "{} samples", "length": "of {} tokens", "source": "from {}"}
-    return " ".join(text.format(data[key]) for key, text in texts.items() if data.get(key) not in (None, ""))
+    counts = {"samples": ("", "sample"), "length": ("of ", "token")}
+    parts = [f"{before}{pluralize(data[key], name)}" for key, (before, name) in counts.items() if data.get(key)]
+    return join([*parts, f"from {data['source']}" if data.get("source") else ""], " ")
 
 
 def model_name(record: Mapping[str, Any]) -> str:
@@ -91,7 +96,7 @@ def model_size(record: Mapping[str, Any]) -> str:
     """The model's layers and heads, as in "12 layers × 12 heads"; "" where the record does not say."""
     model = section(record, "model")
     known = model.get("layers") is not None and model.get("heads") is not None
-    return f"{model['layers']} layers × {model['heads']} heads" if known else ""
+    return f"{pluralize(model['layers'], 'layer')} × {pluralize(model['heads'], 'head')}" if known else ""
 
 
 def section(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from regard.errors import UserError
+from regard.report.labels import pluralize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,7 @@ class Display(ABC):
             style = {"border": 0, "index": False, "na_rep": "–", "float_format": "{:.4g}".format}
             parts.append(table.head(MAX_ROWS).to_html(**style))
         if (rest := len(table) - MAX_ROWS) > 0:
-            parts.append(f"<p>and {rest} more rows</p>")
+            parts.append(f"<p>and {pluralize(rest, 'more row')}</p>")
         try:
             picture = io.BytesIO()
             self.plot().savefig(picture, format="png", dpi=DOTS_PER_INCH)

@@ -14,6 +14,7 @@ import regard as package
 from regard.commands.convert.config import ConvertConfig
 from regard.commands.convert.held_out import row_losses
 from regard.commands.convert.matching import LayerMatch
+from regard.commands.convert.page import ledes
 from regard.commands.convert.result import ConvertResult
 from regard.commands.convert.run import convert
 from regard.data.corpus import BatchSampler, prepare_corpus
@@ -592,3 +593,19 @@ def test_the_plan_of_each_stage() -> None:
     plans = [config.training_config(stage) for stage in ("layers", "model")]
     assert [(plan.max_steps, plan.warmup_steps) for plan in plans] == [(50, 5), (20, 2)]
     assert [plan.learning_rate for plan in plans] == [config.layer_learning_rate, config.model_learning_rate]
+
+
+@pytest.mark.parametrize(
+    "change, low, high, told",
+    [
+        (0.25, 0.125, 0.5, "The loss is still above the untouched model’s, by 0.25 [0.125, 0.5] nats a token."),
+        (-0.25, -0.5, -0.125, "The loss is below the untouched model’s, by 0.25 [0.125, 0.5] nats a token: it"),
+        (-0.25, -0.5, 0.5, "cannot be told: −0.25 [−0.5, 0.5] nats a token."),
+    ],
+)
+def test_the_change_is_told_once_with_its_direction(change: float, low: float, high: float, told: str) -> None:
+    columns = {"stage": ["untouched", "replaced"], "steps": [0, 1], "perplexity": [9.0, 8.0]}
+    stages = pd.DataFrame({**columns, "change": change, "change_low": low, "change_high": high})
+    first, second = ledes(stages, {"config": {"attention": "sigmoid"}})
+    assert told in second
+    assert first.endswith("1 step of training.")

@@ -450,7 +450,7 @@ def test_differences_stand_against_the_first_method(parsed: Parsed) -> None:
     assert "prescale +10.50 +10.00 to +11.00 0.010 higher" in parsed.text
     assert "prescale −14.00 −14.50 to −13.50 0.010 lower" in parsed.text
     assert (
-        "Difference to finetune in points, paired by run (same seed and order). 95 % intervals from 3 pairs"
+        "Difference from finetune in points, paired by run (same seed and order). 95 % intervals from 3 pairs"
         in parsed.text
     )
     assert "Learning accuracy, TIL" in parsed.text[parsed.text.index("FGT, CIL") :]

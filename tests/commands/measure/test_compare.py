@@ -1,3 +1,4 @@
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -5,9 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.measure.page import caveats, comparison, comparison_page
+from regard.commands.measure.page import caveats, comparison, comparison_page, page
 from regard.errors import UserError
 from regard.report import labels
+from tests.report.browser import draw, needs_node
 from tests.report.parsed import Parsed
 
 
@@ -144,8 +146,36 @@ def test_page_puts_runs_side_by_side(made: SimpleNamespace) -> None:
     frame = comparison({"first": (a, {}), "second": (b, {})})
     distance = row(frame, "distance")
     assert f"<td>{distance['first']:.4g}" in text
-    assert f"{distance['difference']:.3g}</td>" in text
+    assert f"{distance['difference']:.3g}</td>".replace("-", "−") in text
     assert '"runs":["first","second"]' in text
+    error = "SE: the difference"
+    runs = {name: (a, made.record()) for name in ("first", "second", "third")}
+    assert error in text
+    assert error not in comparison_page(runs)
+
+
+@needs_node
+def test_a_series_has_one_ink_in_all_panels(made: SimpleNamespace) -> None:
+    """Also where a site lacks a statistic, as cross-attention lacks hidden norms."""
+    both = made.table(2, 3, 4, sites=("cross", "decoder", "encoder"))
+    both = both[(both["statistic"] != "over_smoothing") | (both["site"] != "cross")]
+    drawn = [figure for figure in draw(page(both, made.record(), None))["start"] if figure["place"] == "curves"]
+    inks = {}
+    for figure in drawn:
+        for name, look in figure["keys"]:
+            inks.setdefault(name.partition(",")[0], set()).add(re.search(r"series-\d", look)[0])
+    assert {name: len(found) for name, found in inks.items()} == dict.fromkeys(
+        ("cross-attention", "decoder", "encoder"), 1
+    )
+
+
+@needs_node
+def test_dots_at_one_layer_alone_differ_in_ink(made: SimpleNamespace) -> None:
+    """A dot shows no stroke."""
+    drawn = draw(page(made.table(1, 2, 4), made.record(), None))["start"]
+    keys = next(figure["keys"] for figure in drawn if figure["place"] == "curves" and figure["keys"])
+    assert [name for name, _ in keys] == ["position 0", "mean of the others"]
+    assert len({re.search(r"series-\d", look)[0] for _, look in keys}) == 2
 
 
 def test_the_page_has_the_units_of_values_and_of_differences(made: SimpleNamespace) -> None:

@@ -144,6 +144,15 @@ def test_blank_tokens_are_shown(parsed: Parsed) -> None:
     assert "80.0 %" in parsed.text
 
 
+def test_positions_without_tokens_are_named_by_their_numbers(made: SimpleNamespace) -> None:
+    """Patches of an image have no token."""
+    patches = made.tokens(1, 1).assign(token=None)
+    text = Parsed(page(made.table(1, 1, 8), made.record(), patches)).text
+    assert "Top sink position0strongest in 80.0 %" in text.replace("\n", "")
+    assert "Position Share" in text
+    assert "Token Position" not in text
+
+
 def test_sites_are_told_apart(made: SimpleNamespace) -> None:
     sites = ("encoder", "decoder", "cross")
     table = made.table(2, 3, 5, sites)

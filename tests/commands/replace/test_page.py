@@ -136,7 +136,7 @@ def test_the_order_is_mapped(parsed: Parsed) -> None:
     assert {(cell["layer"], cell["x"]): cell["value"] for cell in found["cells"]} == {
         (row.layer, row.head): row.rank for row in TABLES[1].itertuples()
     }
-    assert found["cells"][1]["shown"].startswith("rank 1, lambda -0.25")
+    assert found["cells"][1]["shown"].startswith("rank 1, lambda −0.25")
 
 
 def test_patterns_are_counted_over_all_heads(parsed: Parsed) -> None:

@@ -190,7 +190,7 @@ def test_emergence_is_counted_over_seeds(parsed: Parsed) -> None:
 
 
 def test_differences_say_where_they_overlap_zero(parsed: Parsed) -> None:
-    assert "Difference to softmax" in parsed.text
+    assert "Difference from softmax" in parsed.text
     half = T_2 * np.std([0.01, 0.0, 0.01], ddof=1) / math.sqrt(3)
     mean = 0.02 / 3
     assert f"sigmoid +{mean:.3f} −{half - mean:.3f} to +{half + mean:.3f} overlaps 0" in parsed.text

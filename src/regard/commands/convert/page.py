@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from regard.report import labels
-from regard.report.labels import format_duration, number
+from regard.report.labels import format_duration, format_signed, number, pluralize
 from regard.report.page import Command, KeyFigure, Page, Panels, Record, Section, Table
 from regard.report.panels import Panel, line, numeric_column, panel
 
@@ -37,7 +37,7 @@ def ledes(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     change = _change(last)
     steps = int(stages["steps"].sum())
     parts = [
-        f"{metadata['config']['attention']} in the place of softmax attention, {steps:,} steps of training.",
+        f"{metadata['config']['attention']} in the place of softmax attention, {pluralize(steps, 'step')} of training.",
         f"Perplexity on held-out text: {number(untouched.perplexity, 3)} untouched, "
         f"{number(rows['replaced'].perplexity, 3)} with the attention replaced, {number(last['perplexity'], 3)} at the "
         f"end. {change}",
@@ -48,10 +48,12 @@ def ledes(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
 def _change(row: Any) -> str:
     """State the change of the loss at the end only as far as its interval supports it."""
     low, high = row["change_low"], row["change_high"]
-    interval = f"{labels.number(row['change'], 3)} [{labels.number(low, 3)}, {labels.number(high, 3)}] nats a token"
-    if low > 0:
+    values = (-row["change"], -high, -low) if high < 0 else (row["change"], low, high)
+    change, low, high = (number(value, 3) for value in values)
+    interval = f"{change} [{low}, {high}] nats a token"
+    if row["change_low"] > 0:
         return f"The loss is still above the untouched model’s, by {interval}."
-    if high < 0:
+    if row["change_high"] < 0:
         return f"The loss is below the untouched model’s, by {interval}: it has learnt this text as well."
     return f"Whether the loss differs from the untouched model’s cannot be told: {interval}."
 
@@ -125,10 +127,13 @@ def _table(stages: pd.DataFrame) -> Table:
         is_first = row.stage == "untouched"
         cells = [f"{row.steps:,}", number(row.loss, 4), f"{number(row.loss_low, 4)} – {number(row.loss_high, 4)}"]
         cells.append(number(row.perplexity, 4))
-        cells.append("–" if is_first else f"{row.change:+.3f}")
-        cells.append("–" if is_first else f"{row.change_low:+.3f} to {row.change_high:+.3f}")
+        cells += ["–", "–"] if is_first else [format_signed(row.change, 3), _interval(row.change_low, row.change_high)]
         rows.append((str(row.stage), STAGES[str(row.stage)], cells))
     return Table(rows, head, "Loss by stage")
+
+
+def _interval(low: float, high: float) -> str:
+    return f"{format_signed(low, 3)} to {format_signed(high, 3)}"
 
 
 def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -138,9 +143,9 @@ def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyF
         for row in stages.itertuples()
     ]
     seconds = labels.metadata_number(metadata, "cost", "seconds")
-    interval = f"{last['change_low']:+.3f} to {last['change_high']:+.3f} nats a token"
-    figures.append(KeyFigure("Change of the loss", f"{last['change']:+.3f}", interval))
+    interval = f"{_interval(last['change_low'], last['change_high'])} nats a token"
+    figures.append(KeyFigure("Change of the loss", format_signed(last["change"], 3), interval))
     if seconds is not None:
         steps = int(stages["steps"].sum())
-        figures.append(KeyFigure("Training", format_duration(seconds), f"{steps:,} steps"))
+        figures.append(KeyFigure("Training", format_duration(seconds), pluralize(steps, "step")))
     return figures

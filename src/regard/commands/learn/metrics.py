@@ -210,7 +210,7 @@ def format_p_value(p: float) -> str:
 def _about(differences: Sequence[Difference], baseline: str) -> str:
     if not differences:
         return ""
-    sentence = f"Difference to {baseline} in points, paired by run (same seed and order)."
+    sentence = f"Difference from {baseline} in points, paired by run (same seed and order)."
     pair_counts = sorted({item.n for item in differences if item.has_interval})
     if not pair_counts:
         return f"{sentence} One run of each method gives no interval."

@@ -106,7 +106,7 @@
     const curves = (m ? m.runs : []).map((run, r) => {
       const block = known(run, columns === "head" ? "lhp" : "lp");
       const found = (block ? block.p : []).map((position) => [position, at(run, chosen.layer, columns === "head" ? chosen.head : position, position, columns)]);
-      return { series: runs[r], points: found.filter(([, value]) => value).map(([position, value]) => point({ position }, ...value, m.unit)) };
+      return { series: runs[r], number: r, points: found.filter(([, value]) => value).map(([position, value]) => point({ position }, ...value, m.unit)) };
     });
     drawLines($("profile"), m ? [panel(`${nameOf(m)} by position${inUnit(m)}`, "position", curves)] : []);
     drawNumbers(columns);
@@ -137,20 +137,20 @@
     const sure = value !== null && error !== null && error !== undefined;
     return { ...place, value, low: sure ? value - error : null, high: sure ? value + error : null, shown: withError(value, error, unit) };
   };
-  // A panel of curves {series, part, points}: an ink for each series, a stroke for each part.
+  // A panel of curves {series, number, part, points}: an ink for each series by its number, which is the same in all
+  // panels, and a stroke for each part; at one place alone there are dots without strokes, and inks tell all apart.
   const panel = (caption, axis, curves, note) => {
     const drawn = curves.filter((one) => one.points.length);
-    const [series, parts] = ["series", "part"].map((key) => [...new Set(drawn.map((one) => one[key]))]);
-    const named = drawn.map((one) => ({ ...one, name: [one.series, one.part].filter(Boolean).join(", ") }));
+    const parts = [...new Set(drawn.map((one) => one.part))];
+    const named = drawn.map((one) => ({ ...one, name: [one.series, one.part].filter(Boolean).join(", ") || runs[0] }));
     const points = named.flatMap((one) => one.points.map((p) => ({ ...p, series: one.name })));
     const inks = data.colors.series.light.length;
-    const lines = named.map((one) => {
-      const number = series.indexOf(one.series);
-      return [one.name, number % inks, (parts.indexOf(one.part) + Math.floor(number / inks)) % 3]; // strokes
-    });
-    return { caption, note: note ?? (points.some((p) => p.low !== null) ? BAND : ""), axis, points, lines };
+    const lines = named.map(({ name, number, part }) => [name, number % inks, (parts.indexOf(part) + Math.floor(number / inks)) % 3]); // strokes
+    const styled = parts.length > 1 && new Set(points.map((p) => p[axis])).size === 1 ? {} : { lines };
+    return { caption, note: note ?? (points.some((p) => p.low !== null) ? BAND : ""), axis, points, ...styled };
   };
-  const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ") || runs[r];
+  const seriesName = (r, site) => [runs.length > 1 ? runs[r] : "", severalSites ? sites[site] : ""].filter(Boolean).join(", ");
+  const seriesNumber = (r, site) => Object.keys(sites).indexOf(site) * runs.length + r;
 
   // The curves of one measure in one run by layer, and what their band shows.
   const byLayer = (m, run) => {
@@ -183,7 +183,7 @@
       const caption = nameOf(m) + inUnit(m);
       const found = m.runs.map((run, r) => {
         const one = run && read(m, run);
-        return one && { note: one.note, curves: one.curves.map((curve) => ({ ...curve, series: seriesName(r, m.site) })) };
+        return one && { note: one.note, curves: one.curves.map((curve) => ({ ...curve, series: seriesName(r, m.site), number: seriesNumber(r, m.site) })) };
       });
       groups.set(caption, [...(groups.get(caption) || []), ...found.filter(Boolean)]);
     }

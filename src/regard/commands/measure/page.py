@@ -10,7 +10,7 @@ import rich.table
 from rich.text import Text
 
 from regard.commands.measure.unpaired import RowKey, list_unpaired
-from regard.commands.measure.words import key_figures, top_tokens
+from regard.commands.measure.words import NO_TOKEN, key_figures, top_tokens
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import Block, Floats, Labels, Measure, heads, layers, measures, nanmean
@@ -34,9 +34,9 @@ KEYS = ["statistic", "site", "epsilon", "scope", "position"]
 ADDED = ["difference", "standard_error"]
 MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean over layers"
 _TABLE = (
-    "Values of the whole model where measured, else means over layers and heads, without the embeddings (layer −1). "
-    "SE: the difference's standard error, were the runs' samples independent."
+    "Values of the whole model where measured, else means over layers and heads, without the embeddings (layer −1)."
 )
+_ERROR = " SE: the difference's standard error, were the runs' samples independent."
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
@@ -102,13 +102,16 @@ def _glossary(metadata: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 
 def _tokens(rows: pd.DataFrame) -> Table:
     multiple_sites = rows["site"].nunique() > 1
-    head = ["Token", *(["Site"] if multiple_sites else []), "Position", "Share"]
+    has_tokens = bool((rows["token"] != NO_TOKEN).any())
+    columns = [*(["Site"] if multiple_sites else []), *(["Position"] if has_tokens else []), "Share"]
     shares = [100 * float(share) for share in rows["share"]]
     cells = []
     for row, share in zip(rows.itertuples(index=False), shares, strict=True):
-        site = [labels.site(str(row.site))] if multiple_sites else []
-        cells.append((labels.visible(str(row.token)), "", [*site, str(row.position), f"{labels.number(share, 3)} %"]))
-    return Table(cells, head, "Sink tokens", bars=shares, code=True)
+        values = {"Site": labels.site(str(row.site)), "Position": str(row.position)}
+        name = labels.visible(str(row.token)) if has_tokens else values["Position"]
+        cells.append((name, "", [values.get(column, f"{labels.number(share, 3)} %") for column in columns]))
+    head = ["Token" if has_tokens else "Position", *columns]
+    return Table(cells, head, "Sink tokens by share", bars=shares, code=has_tokens)
 
 
 def payload(runs: Mapping[str, Sequence[Measure]], record: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,7 +272,7 @@ def comparison_page(runs: Runs) -> str:
         ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
         warnings=_notes(runs, measures_by_run),
         sections=[
-            Section("table", "In numbers", [table], _TABLE),
+            Section("table", "In numbers", [table], _TABLE + (_ERROR if len(runs) == 2 else "")),
             *chart_sections(all_measures, multiple_runs=len(runs) > 1),
             *closing_sections(statistics, provenance),
         ],

@@ -42,17 +42,18 @@ def key_figures(
         return KeyFigure(label, text, margin + note, labels.site(measure.site) if multiple_sites else "")
 
     token_figures = [
-        KeyFigure(
-            "Top sink token",
-            labels.visible(str(row.token)),
-            f"position {row.position}, strongest in {labels.number(100 * row.share, 3)} % of samples × heads",
-            labels.site(str(row.site)) if len(best) > 1 else "",
-        )
-        for row in best.itertuples(index=False)
+        _token_figure(row, labels.site(str(row.site)) if len(best) > 1 else "") for row in best.itertuples(index=False)
     ]
     models = [make_figure(measure, *whole) for measure in all_measures if (whole := _whole_model(measure))]
     extremes = [make_figure(measure, *extreme) for measure in all_measures if (extreme := _extreme(measure))]
     return [*models, *token_figures, *extremes]
+
+
+def _token_figure(row: Any, site: str) -> KeyFigure:
+    share = f"strongest in {labels.number(100 * row.share, 3)} % of samples × heads"
+    if row.token == NO_TOKEN:
+        return KeyFigure("Top sink position", str(row.position), share, site)
+    return KeyFigure("Top sink token", labels.visible(str(row.token)), f"position {row.position}, {share}", site)
 
 
 def top_tokens(tokens: pd.DataFrame | None, max_tokens: int = 10) -> pd.DataFrame:

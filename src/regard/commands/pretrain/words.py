@@ -38,7 +38,7 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     parts = [
         f"{attention} attention" if attention else "",
         "" if parameters is None else f"{format_count(parameters)} parameters",
-        f"{last['step']:,.0f} steps" if "step" in last else "",
+        labels.pluralize(int(last["step"]), "step") if "step" in last else "",
         _write_passes(metadata),
         "" if config.get("seed") is None else f"seed {config['seed']}",
     ]
@@ -165,7 +165,7 @@ def _size(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
         note = "" if without_embeddings is None else f"{format_count(without_embeddings)} without embeddings"
         figures.append(KeyFigure("Parameters", format_count(parameters), note))
     if "tokens" in last:
-        note = f"in {last['step']:,.0f} steps" if "step" in last else ""
+        note = f"in {labels.pluralize(int(last['step']), 'step')}" if "step" in last else ""
         figures.append(KeyFigure("Tokens", format_count(last["tokens"]), note))
     return figures
 

@@ -46,7 +46,7 @@ def drop(value: float, unit: str) -> str:
     text = f"{value:.{1 if unit == '%' else 2}f}"
     if unit != "%" and float(text) == 0 and value:
         text = f"{value:.0e}"  # a small drop is not none
-    return f"{text.removeprefix('-') if float(text) == 0 else text} {unit}"
+    return f"{text.replace('-', '' if float(text) == 0 else '−', 1)} {unit}"
 
 
 def row_drop(row: Any) -> str:
@@ -101,7 +101,7 @@ def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
     if len(low) == 1:
         return f"{what} ({labels.number(known[weak[0][1]], 3)}): this task cannot show what its heads do."
     named = [f"{title(outcome, model, task)} ({labels.number(known[task], 3)})" for model, task in weak]
-    return f"{what} in {len(weak)} of {len(low)}, which cannot show what heads do: {', '.join(named)}."
+    return f"{what} in {len(weak)} of {len(low)} cases, which cannot show what heads do: {', '.join(named)}."
 
 
 def _truncation(metadata: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ def sweep_page(trials: pd.DataFrame, record: dict[str, Any], histories: Mapping[
     comparison = Comparison.of(trials, record)
     curves = Panels(curve_panels(comparison.combinations, histories), "panels", fit=True)
     differences, failures = Tables(_differences(comparison)), Group([_unfinished(comparison)], "texts")
-    title = f"Difference to {comparison.combinations[0].name}"
+    title = f"Difference from {comparison.combinations[0].name}"
     provenance = {key: value for key, value in record.items() if key not in ("trials", "command_line")}
     return Page(
         eyebrow="Regard · sweep",
