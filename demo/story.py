@@ -16,7 +16,7 @@ from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.charts import score_panels
 from regard.commands.replace.result import ReplaceResult
 from regard.commands.replace.scores import Outcome, drop_interval, fewest_dynamic
-from regard.report.labels import number
+from regard.report.labels import format_duration, number
 from regard.report.page import Links, Page, Panels, Row, Section, Table
 from regard.report.panels import Panel, assign_styles, line, panel
 from regard.runs.output_dir import read_json
@@ -53,8 +53,8 @@ def make_page(folder: Path, seconds: Mapping[str, float], total: float) -> str:
         title="Four papers about attention, on this machine",
         ledes=[
             f"Each verb of Regard once, on MiniLM, a decoder of 0.3M parameters and Python’s documentation: "
-            f"{total:.0f} s in all. Models and texts are far smaller than the papers’, and one or two seeds decide "
-            "little: the tables say what came out, not what is so.",
+            f"{format_duration(total)} in all. Models and texts are far smaller than the papers’, and one or two seeds "
+            "decide little: the tables say what came out, not what is so.",
         ],
         sections=[*sections, Section("pages", "Pages", [_pages()], "Each step has a page of its own beside this one.")],
         record=record,
@@ -138,6 +138,8 @@ def describe_loss(low: float, high: float) -> str:
     """Say what the interval of a drop shows."""
     if low > 0:
         return "It loses something here, too."
+    if low == high == 0:
+        return "Here the score is the same with every probe."
     return f"No loss is shown here; up to {number(high, 2)} % cannot be excluded."
 
 

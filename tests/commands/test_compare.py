@@ -24,6 +24,7 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
 from regard.commands.pretrain.result import PretrainResult, final_metrics
 from regard.commands.replace.result import ReplaceResult
+from regard.report.labels import number
 from tests.commands.learn.learn_runs import FIELDS
 from tests.commands.pretrain import pretrain_run
 from tests.commands.replace import replaced_run
@@ -66,6 +67,9 @@ def test_settings_that_differ_and_main_figures_are_shown(runs: Path, regard: Reg
     assert "num_probing_epochs" in page
     assert "Curves" in page
     assert "short: probe" in page
+    assert "Figures are means over seeds" in page
+    assert "Difference is long − short." in page
+    assert f"<td>{number(figures.loc[name, 'difference'])}</td>" in page
 
 
 def test_each_of_many_runs_differs_from_the_first() -> None:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as tf
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import regard
 from regard.commands.learn.result import LearnResult, make_table
@@ -75,6 +76,19 @@ def test_an_overview_has_a_row_for_each_statistic(watch: Watch) -> None:
     assert -1 in of_layers.index, "the embeddings"
     assert float(overview.loc["over_smoothing", "mean"]) == pytest.approx(of_layers.drop(-1).mean(), rel=1e-3)
     assert overview.loc["over_smoothing", "over"] == f"{len(of_layers) - 1} layers"
+
+
+@pytest.mark.parametrize("value, limits", [(0.0, (0, 1)), (100.0, (0, 100)), (-2.0, (-2, 0))])
+def test_a_map_of_one_value_has_a_scale_of_numbers_that_can_be(value: float, limits: tuple[float, float]) -> None:
+    """A share of 110 % cannot, and the page has the same scale. The long title stays within the picture."""
+    title = "Sink rate, ε = 0.3, cross-attention, position 0"
+    figure = draw_maps([Map(title, np.full((1, 1), value), [0], [0])])
+    assert figure.axes[0].images[0].get_clim() == limits
+    FigureCanvasAgg(figure).draw()
+    shown = figure.axes[0].get_title(loc="left")
+    assert shown.split() == title.split()
+    box = figure.axes[0]._left_title.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
 
 
 @pytest.mark.exhaustive

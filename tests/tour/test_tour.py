@@ -106,6 +106,8 @@ def test_the_page_says_what_two_sink_rates_show(softmax: float, sigmoid: float, 
     assert told in compare_sinks(softmax, sigmoid)
 
 
-@pytest.mark.parametrize("low, high, told", [(0.5, 3.0, "It loses something"), (-1.0, 3.9, "up to 3.9 %")])
+@pytest.mark.parametrize(
+    "low, high, told", [(0.5, 3.0, "It loses something"), (-1.0, 3.9, "up to 3.9 %"), (0.0, 0.0, "is the same")]
+)
 def test_the_page_says_what_the_interval_of_a_drop_shows(low: float, high: float, told: str) -> None:
     assert told in describe_loss(low, high)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,6 +28,8 @@ FIRST = "sink_rate"
 AXIS_TITLES = {"fraction": "Dynamic heads", "after": "Tasks trained"}
 DASHES, MARKED = ("-", "--", ":"), 40
 """Strokes of lines, and the most points of a line that are marked."""
+INCHES = 0.075
+"""The width of a letter of a title."""
 
 
 class Map(NamedTuple):
@@ -80,11 +83,11 @@ def statistic_overview(table: pd.DataFrame) -> pd.DataFrame:
             block = block.keep("layer", block.coordinates["layer"] >= 0)  # the embeddings are no layer
         if block is None or np.isnan(block.values).all():
             continue
-        over = " × ".join(f"{len(labels)} {axis}s" for axis, labels in block.coordinates.items()) or "model"
+        over = [labels.pluralize(len(places), axis) for axis, places in block.coordinates.items()]
         position = "" if block.position is None else block.position
         numbers = [float(nanmean(block.values)), float(np.nanmin(block.values)), float(np.nanmax(block.values))]
         name = measure.statistic + ("" if measure.epsilon is None else f", ε = {measure.epsilon:g}")
-        rows.append([name, measure.site, position, over, *map(labels.number, numbers)])
+        rows.append([name, measure.site, position, " × ".join(over) or "model", *map(labels.number, numbers)])
     overview = pd.DataFrame(rows, columns=["statistic", "site", "position", "over", "mean", "smallest", "largest"])
     return overview.sort_values("statistic", key=lambda names: ~names.str.startswith(FIRST), kind="stable")
 
@@ -94,19 +97,24 @@ def draw_maps(maps: Sequence[Map]) -> Figure:
     largest = max(max(np.shape(item.values)) for item in maps)
     size = min(0.32, 12 / largest)
     rows, columns = np.max([np.shape(item.values) for item in maps], axis=0)
-    figure, all_axes = grid(len(maps), 4, max(3.2, 1.6 + size * columns), max(2.2, 0.9 + size * rows))
+    width = max(3.2, 1.6 + size * columns)
+    figure, all_axes = grid(len(maps), 4, width, max(2.2, 0.9 + size * rows))
     finite = np.concatenate([np.ravel(item.values)[np.isfinite(np.ravel(item.values))] for item in maps])
-    limits = {"vmin": finite.min(), "vmax": finite.max()} if finite.size else {}
+    low, high = (finite.min(), finite.max()) if finite.size else (0, 1)
+    if low == high:  # one value alone is an end of the scale, as on a page, and not amid numbers that nothing has
+        low, high = min(0, low), max(0, high) if low else 1
     for axes, item in zip(all_axes, maps, strict=True):
-        shade: dict[str, Any] = {"cmap": colors.ramp(), "aspect": "equal", "interpolation": "nearest", **limits}
-        image = axes.imshow(item.values, **shade)
-        axes.set_title(plain_text(item.title), fontsize=10, loc="left")
+        shade: dict[str, Any] = {"cmap": colors.ramp(), "aspect": "equal", "interpolation": "nearest"}
+        image = axes.imshow(item.values, vmin=low, vmax=high, **shade)
+        title = textwrap.fill(item.title, int((width - 0.8) / INCHES), break_on_hyphens=False)
+        axes.set_title(plain_text(title), fontsize=10, loc="left")
+        axes.set_anchor("W")
         axes.set(xlabel=plain_text(item.column_title), ylabel=plain_text(item.row_title))
         places, names = _ticks(item.columns)
         axes.set_xticks(places, names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.set_yticks(*_ticks(item.rows))
         axes.spines[:].set_visible(False)
-        figure.colorbar(image, ax=axes, shrink=0.8)
+        figure.colorbar(image, ax=axes, shrink=0.8, panchor=False)
     return figure
 
 

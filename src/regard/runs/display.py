@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from regard.errors import UserError
-from regard.report.labels import pluralize
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,11 +43,11 @@ class Display(ABC):
             style = {"border": 0, "index": False, "na_rep": "–", "float_format": "{:.4g}".format}
             parts.append(table.head(MAX_ROWS).to_html(**style))
         if (rest := len(table) - MAX_ROWS) > 0:
-            parts.append(f"<p>and {pluralize(rest, 'more row')}</p>")
+            parts.append(f"<p>and {rest} more row{'s' if rest > 1 else ''}</p>")
         try:
             picture = io.BytesIO()
             self.plot().savefig(picture, format="png", dpi=DOTS_PER_INCH)
         except UserError:  # there is nothing to draw
             return "\n".join(parts)
         encoded = base64.b64encode(picture.getvalue()).decode("ascii")
-        return "\n".join([*parts, f'<img alt="{title}" src="data:image/png;base64,{encoded}">'])
+        return "\n".join([*parts, f'<img style="max-width: 100%" alt="{title}" src="data:image/png;base64,{encoded}">'])

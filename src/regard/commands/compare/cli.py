@@ -81,14 +81,14 @@ def _compare(runs: Mapping[str, Any]) -> tuple[list[RenderableType], list[str], 
     from regard.commands.measure.page import terminal_table
     from regard.commands.measure.result import MeasureResult
 
-    two_runs = "difference is {1} − {0}"
+    two_runs = [comparison.describe_difference(*runs)] if len(runs) == 2 else []
     if all(isinstance(run, MeasureResult) for run in runs.values()):
         table, page = compare(runs)
-        two_runs += "; means over heads have no standard error"
+        two_runs = [f"{told}; means over heads have no standard error" for told in two_runs]
         shown: list[RenderableType] = [terminal_table(table)]
         notes = list(table.attrs.get("notes", []))
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
         shown = [comparison.terminal_table(settings, comparison.MAX_SETTINGS), comparison.terminal_table(figures)]
         notes, page = comparison.list_notes(runs, settings), comparison.make_page(runs, settings, figures)
-    return shown, [*notes, *([two_runs.format(*runs)] if len(runs) == 2 else [])], page
+    return shown, [*notes, *two_runs], page

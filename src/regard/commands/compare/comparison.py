@@ -19,6 +19,7 @@ from regard.commands.measure.result import MeasureResult
 from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
+from regard.report.labels import number
 from regard.runs.intervals import seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
@@ -128,6 +129,11 @@ def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, fl
     return figures
 
 
+def describe_difference(first: str, second: str) -> str:
+    """Say which of two runs a difference is from."""
+    return f"difference is {second} − {first}"
+
+
 def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
     """Say how many settings are not shown, and what chance has to do with the figures."""
     more = len(settings) - MAX_SETTINGS
@@ -182,19 +188,25 @@ def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd
     """Return the comparison as one HTML file that loads nothing."""
     panels, scores = make_curves(runs), compare_tasks(runs)
     curves = [page.Section("curves", "Curves", [page.Panels(panels, "curves", fit=True)])] if panels else []
+    gaps = _describe_gaps(_figures_by_run(runs))
+    notes = [note for note in list_notes(runs, settings.head(MAX_SETTINGS)) if note not in gaps]
+    notes += [describe_difference(*runs)] if len(runs) == 2 else []
+    about = " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
     sections = [
-        page.Section("figures", "Main figures", [_page_table(figures)]),
+        page.Section("figures", "Main figures", [_page_table(figures)], about),
         *curves,
         *([page.Section("tasks", "Scores by task", [_page_table(scores)], TASK_NOTE)] if len(scores) else []),
         page.Section("settings", "Settings that differ", [_page_table(settings)]),
     ]
-    gaps = _describe_gaps(_figures_by_run(runs))
     ledes = [f"{name}: regard {run.command}, version {run.metadata.get('version')}" for name, run in runs.items()]
     return page.Page("Regard · comparison", " against ".join(runs), ledes, sections, warnings=gaps).html()
 
 
 def _page_table(table: pd.DataFrame) -> page.Table:
-    rows = [(_format(row[0]), "", [_format(value) for value in row[1:]]) for row in table.itertuples(index=False)]
+    rows = [
+        (str(name), "", [number(value) if isinstance(value, float) else str(value) for value in values])
+        for name, *values in table.itertuples(index=False)
+    ]
     return page.Table(rows, [str(column) for column in table.columns], str(table.columns[0]) if len(table) else "")
 
 

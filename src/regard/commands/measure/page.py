@@ -36,7 +36,7 @@ MODEL, MEAN_HEADS, MEAN_LAYERS = "model", "mean over layers and heads", "mean ov
 _TABLE = (
     "Values of the whole model where measured, else means over layers and heads, without the embeddings (layer −1)."
 )
-_ERROR = " SE: the difference's standard error, were the runs' samples independent."
+_ERROR = " Difference: {1} − {0}; SE: its standard error, were the runs' samples independent."
 
 
 def page(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame | None) -> str:
@@ -272,7 +272,7 @@ def comparison_page(runs: Runs) -> str:
         ledes=[join([f"{name}: {labels.model_name(metadata)}", lede(metadata)]) for name, metadata in records.items()],
         warnings=_notes(runs, measures_by_run),
         sections=[
-            Section("table", "In numbers", [table], _TABLE + (_ERROR if len(runs) == 2 else "")),
+            Section("table", "In numbers", [table], _TABLE + (_ERROR.format(*runs) if len(runs) == 2 else "")),
             *chart_sections(all_measures, multiple_runs=len(runs) > 1),
             *closing_sections(statistics, provenance),
         ],
