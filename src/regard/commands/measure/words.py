@@ -120,7 +120,7 @@ def _extreme(measure: Measure) -> tuple[float, float, str, str] | None:
     if measure.statistic not in MAXIMA + MINIMA or block is None or np.isnan(block.values).all():
         return None
     index = int(np.nanargmax(block.values) if is_maximum else np.nanargmin(block.values))
-    note = f"layer {block.coordinates['layer'][index]}"
+    note = f"layer {block.coordinates['layer'][index]}".replace("-", "−")  # the embeddings are layer −1
     return float(block.values[index]), float(block.errors[index]), note, "max" if is_maximum else "min"
 
 
