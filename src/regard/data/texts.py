@@ -12,9 +12,10 @@ import re
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard.data.files import list_files
 from regard.data.hub import HubSplit
@@ -323,3 +324,26 @@ def _parse_positive(text: str, name: str, source: str, *, least: float = 0) -> f
     if not 0 < number < float("inf") or number < least:
         raise UserError(f"data: expected a positive number as the {name} in '{source}', got '{text}'")
     return number
+
+
+def take_texts(texts: Texts | Sequence[str]) -> Texts:
+    """Return documents that were given in Python. Raises UserError for what is no list of strings."""
+    if isinstance(texts, Texts):
+        return texts
+    names = getattr(texts, "column_names", getattr(texts, "columns", texts if isinstance(texts, Mapping) else None))
+    documents = () if isinstance(texts, str) or names is not None else tuple(texts)
+    if not documents or not all(isinstance(document, str) for document in documents):
+        types = sorted({type(document).__name__ for document in documents} - {"str"})
+        got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
+        if names is not None:
+            got = f"a {type(texts).__name__}; pass one of its columns, as texts[{_text_column(names)!r}]"
+        elif documents and isinstance(documents[0], Mapping):
+            got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
+        raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")
+    return Texts.of(documents, "given in Python")
+
+
+def _text_column(names: Iterable[Any]) -> str:
+    """Return the name of the column that holds texts, as far as names say it."""
+    known = [str(name) for name in names]
+    return known[0] if known and "text" not in known else "text"

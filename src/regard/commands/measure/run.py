@@ -3,7 +3,7 @@
 import copy
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 import pandas as pd
@@ -28,6 +28,7 @@ from regard.commands.measure.media import (
 from regard.commands.measure.perturbation import Perturbation, describe_replacement
 from regard.commands.measure.result import MeasureResult
 from regard.data import Images, Sounds, Texts, Videos, Windows
+from regard.data.texts import take_texts
 from regard.data.tokenizers import token_names
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
@@ -201,25 +202,7 @@ def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | Non
         return None
     if texts is None:
         return data.load_python_documentation()
-    if isinstance(texts, Texts):
-        return texts
-    names = getattr(texts, "column_names", getattr(texts, "columns", texts if isinstance(texts, Mapping) else None))
-    documents = () if isinstance(texts, str) or names is not None else tuple(texts)
-    if not documents or not all(isinstance(document, str) for document in documents):
-        types = sorted({type(document).__name__ for document in documents} - {"str"})
-        got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
-        if names is not None:
-            got = f"a {type(texts).__name__}; pass one of its columns, as texts[{_text_column(names)!r}]"
-        elif documents and isinstance(documents[0], Mapping):
-            got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
-        raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")
-    return Texts.of(documents, "given in Python")
-
-
-def _text_column(names: Iterable[Any]) -> str:
-    """Return the name of the column that holds texts, as far as names say it."""
-    known = [str(name) for name in names]
-    return known[0] if known and "text" not in known else "text"
+    return take_texts(texts)
 
 
 def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureConfig) -> Windows:
