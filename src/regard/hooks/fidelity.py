@@ -19,7 +19,7 @@ from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
-from regard.hooks.registration import EAGER_NAME, NAME, find_configs
+from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs
 from regard.hooks.routing import no_attention_interface, observing, routing_of_configs
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -29,7 +29,6 @@ HALF_TOLERANCE = 0.05
 PADDED_TOKENS = 2
 """Padding at the end of the second row of the forward with a mask."""
 
-EAGER = "eager"
 _FAILURES = (TypeError, ValueError, AttributeError, RuntimeError, IndexError)
 """What a forward may end in."""
 _VERIFIED: set[str] = set()

@@ -14,7 +14,8 @@ from regard.hooks.module_tree import modules_of
 NAME = "regard"
 EAGER_NAME = "regard-eager"
 """For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
-_EAGER = ("eager", EAGER_NAME)
+EAGER = "eager"
+"""The attention of Transformers that multiplies whole matrices."""
 HINT = "regard_hint"
 """Attribute of a mask with the fields of a call that say the same, as long as nobody has written to the mask."""
 
@@ -91,7 +92,8 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
             configs.setdefault(id(config), config)
             if isinstance(module, PreTrainedModel):
                 hosts.setdefault(id(config), []).append(module._supports_sdpa)
-    return [
-        (config, NAME if config._attn_implementation_internal not in _EAGER and all(hosts.get(key, ())) else EAGER_NAME)
-        for key, config in configs.items()
-    ]
+
+    def is_eager(key: int) -> bool:
+        return configs[key]._attn_implementation_internal in (EAGER, EAGER_NAME) or not all(hosts.get(key, ()))
+
+    return [(config, EAGER_NAME if is_eager(key) else NAME) for key, config in configs.items()]

@@ -20,7 +20,7 @@ from regard.hooks.module_tree import modules_of
 from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import EAGER_NAME, NAME, find_configs, register
+from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs, register
 from regard.hooks.split_weights import check_heads_are_whole
 
 register(attention_function)
@@ -202,7 +202,8 @@ def routing_of_configs(model: nn.Module) -> list[tuple[Any, str, Any]]:
     routed_configs = {id(host.config) for host in hosts}
     for host in intercepted:
         if needs_sdpa(host) and id(host.config) not in routed_configs:
-            names[id(host.config)] = SDPA if host._supports_sdpa else host.config._attn_implementation_internal
+            own = host.config._attn_implementation_internal
+            names[id(host.config)] = SDPA if host._supports_sdpa and own != EAGER else own
     return [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
 
 
