@@ -109,9 +109,26 @@ def of_class(model: Any, kind: type[nn.Linear]) -> Any:
     return model
 
 
+def ternary() -> Any:
+    return of_class(llama(), TernaryLinear)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, OwnLinear])
+def test_merged_adapters_are_not_loaded_into_weights_that_are_other_numbers(
+    tmp_path: Path, kind: type[nn.Module]
+) -> None:
+    """They were added to the bytes that a weight is stored in."""
+    adapters = with_adapters(llama())
+    adapters.merge("a")
+    adapters.save_pretrained(tmp_path / "a")
+    for base, got in ((quantized(kind), "got (.*int8|ScaledTensor|OwnLinear) in"), (ternary(), "the TernaryLinear")):
+        with pytest.raises(UserError, match=rf"^model: expected .* to merge into.*{got}"):
+            regard.SharedAdapters.from_pretrained(base, tmp_path / "a", any_model=True)
+
+
 @torch.no_grad()
 def test_adapters_are_merged_only_into_layers_that_multiply_by_their_weights() -> None:
-    adapters = with_adapters(of_class(llama(), TernaryLinear))
+    adapters = with_adapters(ternary())
     with pytest.raises(UserError, match="multiply by their weights as they are, to merge into; the TernaryLinear"):
         adapters.merge("a")
     assert adapters.adapter_names == ("a", "b")

@@ -180,8 +180,12 @@ def test_continuous_batching_takes_weights_that_are_the_same_for_all_rows() -> N
         adapters.generate_batch(inputs=texts)
     with adapters.use_weights(torch.eye(3)[:2]), pytest.raises(UserError, match=refused):
         adapters.generate_batch(inputs=texts)
-    with pytest.raises(UserError, match=refused):
-        adapters.model(torch.tensor([texts[0] + texts[1]]), cu_seq_lens_q=torch.tensor([0, 8, 16]))
+    joined = {"input_ids": torch.tensor([texts[0] + texts[1]]), "cu_seq_lens_q": torch.tensor([0, 8, 16])}
+    for mask in (None, torch.ones(1, 1, 16, 16, dtype=torch.bool)):  # as of paged SDPA
+        with pytest.raises(UserError, match=refused):
+            adapters.model(**joined, attention_mask=mask)
+    with pytest.raises(UserError, match="position_ids: expected a row for each text"):
+        adapters.model(**joined, position_ids=torch.arange(8).repeat(2)[None])
 
 
 def test_joined_rows_have_all_the_only_adapter() -> None:

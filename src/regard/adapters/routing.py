@@ -276,9 +276,11 @@ class Routing:
             packed = are_packed(inputs) if has_several else None
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
-            valid = self._valid_mask(inputs, self.prompt, packed)
             if has_several and inputs.get("cu_seq_lens_q") is not None:
+                if packed is not None and bool(packed):
+                    raise UserError(PACKED)
                 self.refuse_joined_rows()
+            valid = self._valid_mask(inputs, self.prompt, packed)
             if not self._read_along(inputs, valid):
                 self.mixture.weights = self.router(self._read(inputs, valid))
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
 from regard.adapters.head import head_names, read_head, warn_of_trained_base
 from regard.adapters.lora import MixedLayer, weight_shape
-from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.lora_pool import LoraAdapterPool, check_base_weight
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.router_warmup import PastTask
@@ -83,6 +83,8 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
         copy_past_tasks(adapters, tensors)
         if merged or any_model:
             adapters.base = BaseIdentity.from_record(base)
+        for layer, mixed in adapters.layers("merge").items() if merged else ():
+            check_base_weight(layer, mixed.base_layer)
         for index, (name, weight, lineage) in enumerate(merged):
             paths = {layer: f"merged.{index}.{layer}" for layer in layers}
             parts = {layer: (tensors[f"{path}.A"], tensors[f"{path}.B"]) for layer, path in paths.items()}
