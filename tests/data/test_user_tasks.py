@@ -374,6 +374,46 @@ def test_inputs_may_be_empty_where_instructions_say_all(tmp_path: Path) -> None:
     assert told(path)[0].metadata["left_out"] == {"a": 1}
 
 
+def test_an_instruction_of_classification_is_no_text(tmp_path: Path) -> None:
+    """Where answers are labels it says what to do, of the text that is missing; such a row was refused."""
+    rows = records("a", instruction="Say yes or no.")
+    path = write(tmp_path / "mine.jsonl", [*rows, rows[0] | {"text": ""}])
+    assert told(path)[0].metadata["left_out"] == {"a": 1}
+
+
+@pytest.mark.parametrize("kind", ["table", "folder"])
+def test_rows_without_the_second_text_are_left_out_where_others_have_one(tmp_path: Path, kind: str) -> None:
+    """A task whose rows have one text is read beside them; of a task with few second texts, these are refused."""
+    pairs, single = records("a", text_pair="other"), records("b", text_pair="")
+    gaps = [
+        {**pairs[0], "text": f"gap {at}", "text_pair": second} for at, second in enumerate(("", None, float("nan")))
+    ]
+    path = tmp_path / "mine.jsonl"
+    if kind == "table":
+        write(path, [*pairs, *gaps, *single])
+    else:
+        path = tmp_path / "mine"
+        for task, rows in (("a", [*pairs, *gaps]), ("b", single)):
+            write(path / task / "train.jsonl", pairs if task == "a" else rows)
+            write(path / task / "test.jsonl", [row | {"text": f"test {row['text']}"} for row in rows])
+    stream, warning = told(path)
+    assert "3 of " in warning
+    assert "rows have nothing in the column 'text_pair' and are left out" in warning
+    assert stream.metadata["left_out"] == {"a": 3}
+    path = write(tmp_path / "few.jsonl", [*records("a", text_pair=""), *pairs[:3]])
+    assert message_of(path).endswith("expected one text in each row of 'a', or two in each, got both")
+
+
+def test_rows_with_a_second_text_or_no_instruction_need_a_text(tmp_path: Path) -> None:
+    """Also where no row of the table has one: that a column lacks was a traceback."""
+    rows = answered("a", instruction="Name a colour.")
+    bare = [{"task": "a", "instruction": row["text"], "answer": row["answer"]} for row in rows]
+    for whole, gap in ((rows, rows[0] | {"text": "", "text_pair": "b"}), (bare, bare[0] | {"text_pair": "b"})):
+        for row in (gap, whole[0] | {"text": "", "instruction": ""}, {"task": "a", "instruction": "", "answer": "red"}):
+            assert told(write(tmp_path / "mine.jsonl", [*whole, row]))[0].metadata["left_out"] == {"a": 1}
+            assert "the column 'text'" in message_of(tmp_path / "mine.jsonl", missing_values="refuse")
+
+
 def labeled(number: int, label: Any, **columns: Any) -> list[dict[str, Any]]:
     return [{"task": "a", "text": f"{label} {at} {columns}", "label": label, **columns} for at in range(number)]
 
@@ -556,8 +596,12 @@ def test_instructions_as_they_are_published_are_read(tmp_path: Path) -> None:
     pairs = [pair for split in SPLITS for pair in zip(task.split(split).inputs, task.split(split).targets, strict=True)]
     expected = {(f"Say {at}.\n{'loudly' + chr(10) if at % 2 else ''}Output: ", (f"{at}!",)) for at in range(20)}
     assert set(pairs) == expected
-    labelled = write(tmp_path / "b.jsonl", [row | {"label": "ab"[at % 2]} for at, row in enumerate(rows)])
-    assert "expected text in the column 'input'" in message_of(labelled)  # of classes, which need a text
+    labelled = write(tmp_path / "b.jsonl", [row | {"label": "ab"[at // 2 % 2]} for at, row in enumerate(rows)])
+    stream, warning = told(labelled)  # of classes, which need a text
+    assert (stream.metadata["left_out"], "10 of 20 rows have nothing in the column 'input'" in warning) == (
+        {"t": 10},
+        True,
+    )
 
 
 def test_an_instruction_may_say_all(tmp_path: Path) -> None:
@@ -566,7 +610,9 @@ def test_an_instruction_may_say_all(tmp_path: Path) -> None:
     assert isinstance(task, TextTask)
     assert sorted(task.train.inputs)[0].endswith(".\nOutput: ")
     paired = [row | {"text": "", "text_pair": "two"} for row in rows]
-    assert "expected text in the column 'text'" in message_of(write(tmp_path / "b.jsonl", paired))
+    assert message_of(write(tmp_path / "b.jsonl", paired)).endswith(
+        "and 'text' of " + f"{tmp_path / 'b.jsonl'}, none of 20 rows has all"
+    )
 
 
 def test_texts_that_are_numbers(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Rows of a user's own tables that lack a label or a text: an empty cell, null, none in that line, or the label −1."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from regard.data.rows import NUMBER
@@ -23,11 +25,11 @@ def find_complete(
     path: Path,
     option: str,
     marked: Collection[int] = frozenset(),
-    may_lack_text: Callable[[Mapping[str, Any]], bool] = lambda values: False,
+    may_lack: Mapping[str, Collection[int]] = MappingProxyType({}),
 ) -> list[int]:
     """Return the indices of the rows that have a label and all texts; warn of the number of others.
 
-    A column that no row has is asked for nowhere.
+    A column that no row has is asked for nowhere, unless some rows may lack it.
 
     Args:
         rows: Values by column, and what messages call the place in the file.
@@ -36,19 +38,17 @@ def find_complete(
         path: The file.
         option: What messages begin with.
         marked: Indices of the rows whose label −1 is none.
-        may_lack_text: Whether the values of a row are complete without its texts.
+        may_lack: Indices of the rows that are complete without a text, by its column.
 
     Raises:
         UserError: No row is complete.
     """
     empty: dict[str, list[int]] = {}
     for column in (label, *texts):
-        if any(column in values for values, _ in rows):
-            empty[column] = [
-                index
-                for index, (values, _) in enumerate(rows)
-                if is_nothing(values.get(column)) and (column == label or not may_lack_text(values))
-            ]
+        complete_without = may_lack.get(column, ())
+        if complete_without or any(column in values for values, _ in rows):
+            lacking = (index for index, (values, _) in enumerate(rows) if is_nothing(values.get(column)))
+            empty[column] = [index for index in lacking if index not in complete_without]
     left_out = {index for indices in empty.values() for index in indices}.union(marked)
     complete = [index for index in range(len(rows)) if index not in left_out]
     if not complete and rows:
@@ -59,13 +59,20 @@ def find_complete(
             expected = f"values in the columns {columns} of {path}"
         raise UserError(f"{option}: expected {expected}, {got}")
     if left_out:
-        lacking = [f"nothing in the column {column!r}" for column, indices in empty.items() if indices]
-        what = " or ".join([*lacking, *([f"-1 in the column {label!r}"] if marked else [])])
+        nothing = [f"nothing in the column {column!r}" for column, indices in empty.items() if indices]
+        what = " or ".join([*nothing, *([f"-1 in the column {label!r}"] if marked else [])])
         told = f"{len(left_out)} of {len(rows)} rows have {what} and are left out"
         warn_user(
             f"{option}: {path}: {told}, the first in {rows[min(left_out)][1]} (missing-values=refuse stops there)"
         )
     return complete
+
+
+def find_gaps(values: Sequence[Any], tasks: Sequence[str]) -> list[int]:
+    """Return the indices of the empty cells of a column in those tasks that have more full ones."""
+    empty = [index for index, value in enumerate(values) if is_nothing(value)]
+    sizes, lacking = Counter(tasks), Counter(tasks[index] for index in empty)
+    return [index for index in empty if 2 * lacking[tasks[index]] < sizes[tasks[index]]]
 
 
 def is_nothing(value: Any) -> bool:

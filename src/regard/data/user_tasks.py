@@ -12,6 +12,7 @@ from regard.data.instructions import format_prompt
 from regard.data.missing_values import (
     MissingValues,
     find_complete,
+    find_gaps,
     is_doubtful,
     is_minus_one,
     is_nothing,
@@ -33,6 +34,7 @@ INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
 TEXT, OUTPUT = "text", ("output", "response", "completion")
 """The column of texts, and what one of free answers may be called besides where there are no labels."""
 _INPUT = "input"  # the column of texts where there is no `TEXT`
+_PAIR = "text_pair"
 _WHOLE_NUMBER = re.compile(r"-?\d{1,18}(\.0+)?")  # pandas writes a column of integers with a gap as floats
 
 
@@ -61,9 +63,9 @@ class _Columns(NamedTuple):
     answer: str | None
     is_text: bool
 
-    def has_instruction(self, values: Mapping[str, Any]) -> bool:
-        """Whether a row has an instruction, which in a text-to-text task often says all."""
-        return self.instruction is not None and not is_nothing(values.get(self.instruction))
+    def may_lack_text(self, values: Mapping[str, Any]) -> bool:
+        """Whether a row is complete without texts: in a text-to-text task an instruction often says all."""
+        return self.is_text and not is_nothing(values.get(self.instruction or "")) and is_nothing(values.get(_PAIR))
 
 
 def read_user_tasks(
@@ -92,8 +94,9 @@ def read_user_tasks(
     every = _read_records(path)
     columns = _find_columns(every, task_type, str(path))
     has_splits = any("split" in record.values for record in every)
-    marked = _find_marked(every, columns, missing_values, [_place_record(record, has_splits) for record in every])
-    records = _drop_incomplete(every, columns, path, missing_values, marked)
+    places = [_place_record(record, has_splits) for record in every]
+    marked, unpaired = _find_marked(every, columns, missing_values, places), _find_unpaired(every, columns, places)
+    records = _drop_incomplete(every, columns, path, missing_values, marked, unpaired)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
     rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
@@ -124,17 +127,29 @@ def read_user_tasks(
 
 
 def _drop_incomplete(
-    records: list[_Record], columns: _Columns, path: Path, missing_values: MissingValues, marked: Collection[str]
+    records: list[_Record],
+    columns: _Columns,
+    path: Path,
+    missing_values: MissingValues,
+    marked: Collection[str],
+    unpaired: Collection[str],
 ) -> list[_Record]:
-    """Drop rows without a label or a text, or refuse them; `marked` are the locations of those whose label is none."""
+    """Drop rows without a label or a text, or refuse them.
+
+    `marked` are the locations of those whose label is none, `unpaired` those of rows that lack the second text.
+    """
     if missing_values == "refuse":
         if first := next((record.location for record in records if record.location in marked), None):
             raise UserError(f"stream: expected a label in {first}, got -1, which no training row of its task has")
         return records
     rows = [(values, location.removeprefix(f"{path}, ")) for values, location in records]
     at = {index for index, record in enumerate(records) if record.location in marked}
-    label = columns.answer or "label"
-    complete = find_complete(rows, label, [columns.text], path, tables.STREAM, at, columns.has_instruction)
+    may_lack = {
+        columns.text: {index for index, record in enumerate(records) if columns.may_lack_text(record.values)},
+        _PAIR: {index for index, record in enumerate(records) if record.location not in unpaired},
+    }
+    texts = [columns.text, *([_PAIR] if unpaired else [])]
+    complete = find_complete(rows, columns.answer or "label", texts, path, tables.STREAM, at, may_lack)
     return [records[index] for index in complete]
 
 
@@ -169,6 +184,12 @@ def _find_marked(
     }
 
 
+def _find_unpaired(records: Sequence[_Record], columns: _Columns, places: Sequence[tuple[str, bool]]) -> set[str]:
+    """Return the locations of rows without a second text in tasks of classification where most rows have one."""
+    second = [] if columns.is_text else [record.values.get(_PAIR) for record in records]
+    return {records[index].location for index in find_gaps(second, [task for task, _ in places])}
+
+
 def _count_left_out(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
     """Return how many rows of each task were left out; those without a task are of none ("")."""
     locations = {record.location for record in kept}
@@ -189,11 +210,14 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
     if not files_by_task:
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
     records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
-    columns = _find_columns([record for rows in records.values() for record in rows], task_type, str(path))
-    places = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
-    every = [(record, places[file]) for file, rows in records.items() for record in rows]
-    marked = _find_marked([record for record, _ in every], columns, missing_values, [place for _, place in every])
-    complete = {file: _drop_incomplete(rows, columns, file, missing_values, marked) for file, rows in records.items()}
+    every = [record for rows in records.values() for record in rows]
+    columns = _find_columns(every, task_type, str(path))
+    named = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
+    places = [named[file] for file, rows in records.items() for _ in rows]
+    marked, unpaired = _find_marked(every, columns, missing_values, places), _find_unpaired(every, columns, places)
+    complete = {
+        file: _drop_incomplete(rows, columns, file, missing_values, marked, unpaired) for file, rows in records.items()
+    }
     return [
         _make_task(
             name,
@@ -317,8 +341,8 @@ def _read_rows(
 ) -> list[_UserRow]:
     rows = []
     for values, location in records:
-        may_lack_text = columns.is_text and columns.instruction is not None and columns.text not in values
-        required = (*extra_columns, *(() if may_lack_text else (columns.text,)), columns.answer or "label")
+        may_be_blank = columns.may_lack_text(values)
+        required = (*extra_columns, *(() if may_be_blank else (columns.text,)), columns.answer or "label")
         tables.check_columns(required, values, location, tables.STREAM)
         answers: tuple[str, ...] = ()
         if columns.answer is None:
@@ -327,7 +351,6 @@ def _read_rows(
         else:
             label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
         instruction = _parse_instruction(values, columns.instruction, location)
-        may_be_blank = columns.is_text and columns.has_instruction(values)
         texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
         rows.append(_UserRow(texts, label, instruction, answers, location))
     if all(_is_number(row.texts[0]) for row in rows):
@@ -337,9 +360,9 @@ def _read_rows(
 
 def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
     """Return one text or two; a text_pair that is null or blank is none."""
-    columns = [text] if is_nothing(values.get("text_pair")) else [text, "text_pair"]
-    if may_be_blank and len(columns) == 1 and is_nothing(values.get(text)):
+    if may_be_blank and is_nothing(values.get(text)):
         return ("",)
+    columns = [text] if is_nothing(values.get(_PAIR)) else [text, _PAIR]
     for column in columns:
         if not isinstance(values[column], str) or not values[column].strip():
             raise UserError(f"stream: expected text in the column '{column}' of {location}, got {values[column]!r}")
@@ -348,9 +371,7 @@ def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_
 
 def _parse_instruction(values: Mapping[str, Any], column: str | None, location: str) -> str:
     """Return the instruction, empty without one."""
-    value = values.get(column) if column else None
-    if value is None:
-        return ""
+    value = "" if column is None or is_nothing(values.get(column)) else values[column]
     if not isinstance(value, str):
         raise UserError(f"stream: expected text in the column '{column}' of {location}, got {value!r}")
     return value.strip()
