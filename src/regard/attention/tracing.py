@@ -4,6 +4,9 @@ from typing import Any
 
 import torch
 
+_TAKES_REASON = not torch.__version__.startswith("2.6.")
+"""Whether a graph can be ended for a reason: before PyTorch 2.7 `graph_break` takes no argument."""
+
 
 def is_traced() -> bool:
     """Return whether a graph is being made: it serves other tensors, so that no value of these may decide anything."""
@@ -19,7 +22,10 @@ def is_exported() -> bool:
 def break_graph(reason: str) -> None:
     """End a graph of `torch.compile` here, which says the reason where it must be of a whole forward."""
     if torch.compiler.is_dynamo_compiling():
-        torch._dynamo.graph_break(msg=reason)
+        if _TAKES_REASON:
+            torch._dynamo.graph_break(msg=reason)
+        else:
+            torch._dynamo.graph_break()
 
 
 def always(condition: Any) -> bool:
