@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import regard
-from regard.attention.quantized import stored_part
+from regard.attention.quantized import multiplies_by_its_weight, stored_part
 from regard.errors import UserError
 from tests.tiny_quantized import KINDS, ByteLinear, OwnLinear, PackedLinear, dequantize, quantize
 
@@ -100,6 +100,34 @@ class TransposedLinear(nn.Linear):
 
     def forward(self, states: Tensor) -> Tensor:
         return states @ self.weight.T + (0 if self.bias is None else self.bias)
+
+
+class ScaledLinear(nn.Linear):
+    """As layers of maximal update parametrization: the product is scaled."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return 0.5 * super().forward(states)
+
+
+class GroupedLinear(nn.Linear):
+    """As DeepSeek's: it reads states by group, and no rows."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        rows, _groups, _width = states.shape
+        return super().forward(states.view(rows, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_what_a_layer_multiplies_by_is_told_by_its_outputs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    for kind, does in (
+        (nn.Linear, True),
+        (TransposedLinear, True),
+        (TernaryLinear, False),
+        (ScaledLinear, False),
+        (GroupedLinear, False),
+    ):
+        assert multiplies_by_its_weight(kind(24, 16).to(dtype)) is does
 
 
 def of_class(model: Any, kind: type[nn.Linear]) -> Any:
