@@ -324,7 +324,7 @@ def test_rows_without_a_label_are_said_at_the_top() -> None:
     for left_out, is_said in ((1200, True), (0, False)):
         record = replaced_run.record() | {"data": {"task": "a.csv", "left_out": left_out}}
         page = Parsed(replace_page(*FEW[:3], record, {})).text
-        assert ("3 seeds · 1,200 rows without a label left out · run in 12.3 s" in page) == is_said
+        assert ("3 seeds · 1,200 rows without a label or a text left out · run in 12.3 s" in page) == is_said
 
 
 # -- what the intervals support
