@@ -309,6 +309,15 @@ def test_the_short_way_of_one_token_is_the_long_one(name: str, heads: Any, monke
 
 
 @torch.no_grad()
+def test_a_step_whose_query_is_a_part_of_one_projection_reads_the_keys_of_all_heads() -> None:
+    """GPT-2 takes queries out of one tensor with keys and values, so that rows of a batch are apart in memory."""
+    model = build("GPT2")
+    with regard.replacing(model, constants_for(model), {(0, 1)}):
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        torch.testing.assert_close(logits(model, STEPS, cache), logits(model, WHOLE, None), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("heads", [SOME, None], ids=["some", "all"])
 def test_scores_of_half_precision_take_the_long_way(heads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, short = build("Llama").bfloat16(), ConstantHeadsByCall.decode

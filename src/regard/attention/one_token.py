@@ -51,7 +51,7 @@ def attend_beside_rows(
         index = as_tensor(scored, query.device)
         query = query.index_select(1, index)
         mask = mask if mask is None or mask.shape[1] == 1 else mask.index_select(1, index)
-    grouped, nothing = query.view(-1, share, width), query.new_empty(1)
+    grouped, nothing = query.reshape(-1, share, width), query.new_empty(1)
     scores = torch.baddbmm(nothing, grouped, key.flatten(0, 1).mT, beta=0, alpha=scale)
     weights = scores.view(batch, len(scored), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
