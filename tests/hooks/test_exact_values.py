@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from regard.attention.spec import AttentionSpec
 from regard.errors import UserError
-from regard.hooks import watching
+from regard.hooks import average_attention, replaced, replacing, watching
 from regard.models import RegardConfig, RegardForCausalLM
 from regard.statistics import FirstMass, Observation, SinkDeviation, SinkRate
 from tests.named_cache import behind, cache_of
@@ -203,6 +204,24 @@ def test_what_is_measured_is_what_the_implementation_that_is_set_computes(implem
         weights = model(**prompt, output_attentions=True).attentions[1].mean((0, 2))
         mass = torch.tensor(watch.frame("column_mass", site="decoder", layer=1)["value"].to_numpy())
         torch.testing.assert_close(mass.reshape(weights.shape), weights.double(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_replaced_model_has_the_masks_of_the_implementation_that_was_set(implementation: str, tmp_path: Path) -> None:
+    """Also after it is saved, whatever attention it is loaded with."""
+    model, inputs = paligemma_case()
+    model.set_attn_implementation(implementation)
+    prompt = {"input_ids": inputs["input_ids"], "pixel_values": inputs["pixel_values"]}
+    constants = average_attention(model, [prompt], 40)
+    with replacing(model, constants, {(0, 0)}):
+        expected = model(**prompt).logits
+    fixed = replaced(model, constants, {(0, 0)})
+    torch.testing.assert_close(fixed(**prompt).logits, expected)
+    fixed.save_pretrained(tmp_path)
+    for asked in (None, "eager"):
+        loaded = type(fixed).from_pretrained(tmp_path, attn_implementation=asked).eval()
+        torch.testing.assert_close(loaded(**prompt).logits, expected)
 
 
 def test_attention_of_more_than_all_queries_is_an_error() -> None:

@@ -3,7 +3,7 @@
 import copy
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
@@ -22,6 +22,7 @@ from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
+from regard.hooks.registration import EAGER_NAME, find_configs
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -239,6 +240,7 @@ def _make_config(
         "architecture": type(model).__name__,
         "left_out": [name for name, part in vars(model).items() if part is None and not name.startswith("_")],
         "heads": [list(head) for head in heads],
+        "eager": sorted(path for path, _, name in _read_hosts(model) if name == EAGER_NAME),
         "lengths": [constants.length for constants in sources],
         "signed": any(bool((m < 0).any()) for constants in sources for m in constants.matrices.values()),
         "places": [_layer_to_dict(layer, model) for layer in layers],
@@ -256,6 +258,14 @@ def describe_saved(config: Any, base: str | None = None) -> ModelCard:
     return describe_replaced(entry["architecture"], entry if base is None else {**entry, "base": base})
 
 
+def _read_hosts(model: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    """Yield the path of each part that is a model, its config, and the name under which its attention is routed."""
+    names = {id(config): name for config, name in find_configs(model)}
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            yield path, module.config, names[id(module.config)]
+
+
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
     """Return the fields from which `_make_constant` finds a layer again without a forward."""
     names = ("site", "layer", "use", "heads", "groups", "width", "causal", "calls", "lends_keys")
@@ -271,6 +281,8 @@ def _make_constant(model: Any) -> None:
         path = fields["path"]
         stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
         layers.append(AttentionLayer(**(fields | {"module": model.get_submodule(path), "stack": stack})))
+    for path, config, _ in _read_hosts(model):  # whatever is asked for: the original had these masks
+        config._attn_implementation_internal = "eager" if path in entry.get("eager", ()) else "sdpa"
     route_permanently(model)
     heads = [tuple(head) for head in entry["heads"]]
     shapes = {(fields["site"], fields["layer"]): fields["heads"] for fields in entry["places"]}
