@@ -13,7 +13,8 @@ from regard.hooks.module_tree import modules_of
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether a process holds only parts of a model's weights, so that all must take part in a forward."""
-    return any(hasattr(parameter, "placements") for parameter in model.parameters())
+    held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
+    return any(hasattr(parameter, "placements") for parameter in held)
 
 
 def whole_tensor(value: Any) -> Tensor:
@@ -27,15 +28,18 @@ def check_heads_are_whole(model: nn.Module) -> None:
 
     FSDP gathers a layer's weights before it computes; what is still split then is so by tensor parallelism.
     """
-    modules, splits = modules_of(model), 0
-    for parameter in model.parameters():
-        placements = getattr(parameter, "placements", ())
-        splits = max(splits, sum(not placement.is_replicate() for placement in placements))
-    if any((getattr(module, "_tp_size", None) or 1) > 1 for module in modules) or splits > _is_gathered(modules):
+    modules = modules_of(model)
+    held = (parameter for module in modules for parameter in module._parameters.values())
+    splits = max((_count_splits(parameter) for parameter in held if hasattr(parameter, "placements")), default=0)
+    if any((vars(module).get("_tp_size") or 1) > 1 for module in modules) or (splits and splits > _is_gathered(modules)):
         raise UserError(
             f"model: expected whole heads in every process, those of {type(model).__name__} are split over processes "
             "(tensor parallelism); load it without tp_plan, or shard it by fully_shard"
         )
+
+
+def _count_splits(parameter: Any) -> int:
+    return sum(not placement.is_replicate() for placement in parameter.placements)
 
 
 def _is_gathered(modules: list[nn.Module]) -> bool:
