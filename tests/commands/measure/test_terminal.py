@@ -55,6 +55,15 @@ def test_late_positions_of_causal_models_are_not_the_strongest(made: SimpleNames
         assert (float(figure.value.split()[0]), f"position {position}" in figure.note) == (rates[position], True)
 
 
+def test_the_strongest_position_counts_queries_behind_the_last_rate_and_norms_have_none(made: SimpleNamespace) -> None:
+    """Of 12 tokens the first 5 have a rate, each seen by 8 queries or more."""
+    rates, record = np.array([1.0, 0.0, 3.0, 0.0, 9.0]), {"config": {"minimum_queries": 8}}
+    table = made.rows("sink_rate", rates, ("position",), epsilon=0.3, site="decoder")
+    assert "at position 4 (whole model)" in shown(table, record)
+    norms = made.rows("key_norm", np.tile(rates, (2, 3, 1)), ("layer", "head", "position"), site="decoder")
+    assert "at position 4, layers × heads" in shown(norms, record)
+
+
 def test_whole_model_tokens_smoothing_and_norms(made: SimpleNamespace) -> None:
     table = made.table()
     text = shown(table, made.record(), made.tokens())

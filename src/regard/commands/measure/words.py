@@ -24,7 +24,8 @@ NO_TOKEN = "–"
 BY_LAYER = ("over_smoothing", "perturbation_spread")
 """Statistics shown as a line over the layers."""
 NORMS = ("hidden_norm", "key_norm", "value_norm")
-MAPS = ("sink_rate", "column_mass")
+SINKS = "sink_rate"
+MAPS = (SINKS, "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
 Name = Callable[[Measure], str]
 
@@ -44,7 +45,7 @@ def key_figures(
     token_figures = [
         _token_figure(row, labels.site(str(row.site)) if len(best) > 1 else "") for row in best.itertuples(index=False)
     ]
-    models = [make_figure(measure, *whole) for measure in all_measures if (whole := _whole_model(measure))]
+    models = [make_figure(measure, *whole) for measure in all_measures if (whole := _whole_model(measure, metadata))]
     extremes = [make_figure(measure, *extreme) for measure in all_measures if (extreme := _extreme(measure))]
     return [*models, *token_figures, *extremes]
 
@@ -85,32 +86,34 @@ def several_sites(all_measures: Sequence[Measure]) -> bool:
     return len({measure.site for measure in all_measures}) > 1
 
 
-def strongest(block: Block, site: str) -> tuple[int, float, float]:
-    """Return position, value and standard error of the largest value of a block over positions.
+def strongest(block: Block, measure: Measure, metadata: Mapping[str, Any]) -> tuple[int, float, float]:
+    """Return position, value and standard error of the largest value of a block of a measure over positions.
 
     In a causal site these are positions that at least half of the queries see: later ones are averages of few rows, and
-    the largest of them would be a sink by chance, or because heads attend to what is near.
+    the largest of them would be a sink by chance, or because heads attend to what is near. Norms are no averages.
     """
     positions, values = np.asarray(block.coordinates["position"]), block.values
-    if site.startswith("decoder") and len(positions):
-        values = np.where(positions <= (positions.max() + 1) // 2, values, np.nan)
+    if measure.site.startswith("decoder") and measure.statistic not in NORMS and len(positions):
+        counted = labels.metadata_number(metadata, "config", "minimum_queries") if measure.statistic == SINKS else None
+        queries = positions.max() + int(counted or 1)  # that see the last position of those with a value
+        values = np.where(positions <= queries // 2, values, np.nan)
     if np.isnan(values).all():
         return int(positions[0]), float("nan"), float("nan")
     at = int(np.nanargmax(values))
     return int(positions[at]), float(values[at]), float(block.errors[at])
 
 
-def _whole_model(measure: Measure) -> tuple[float, float, str] | None:
+def _whole_model(measure: Measure, metadata: Mapping[str, Any]) -> tuple[float, float, str] | None:
     """Return value, standard error and note of a whole-model value; None if there is none."""
     whole, block, note = measure.block(), measure.block("position"), ""
     if whole is not None:
         return float(whole.values), float(whole.errors), "whole model"
     by_head = measure.block("layer", "head", "position")
-    if block is None and measure.statistic == "sink_rate" and by_head is not None:
+    if block is None and measure.statistic == SINKS and by_head is not None:
         block, note = by_head.mean_over("head").mean_over("layer"), ", mean over heads"
     if block is None:
         return None
-    position, value, error = strongest(block, measure.site)
+    position, value, error = strongest(block, measure, metadata)
     return value, error, f"position {position}{note}"
 
 
@@ -128,7 +131,7 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
     """Summarize a run for a terminal of 80 columns: sink map (with numbers), tokens, over-smoothing, spread, norms."""
     all_measures = measures(table)
     name = partial(labels.name, record=metadata, with_site=several_sites(all_measures))
-    maps = [_map(measure, name, labels.unit(measure.statistic, metadata)) for measure in _mapped(all_measures)]
+    maps = [_map(measure, name, metadata) for measure in _mapped(all_measures)]
     lines = [
         [line for measure in all_measures for line in _of_model(measure, name, metadata)],
         _tokens(tokens),
@@ -152,19 +155,19 @@ def _mapped(all_measures: Sequence[Measure]) -> list[Measure]:
     return [by_site[site] for site in sites if site in by_site]
 
 
-def _slice(measure: Measure) -> Block:
+def _slice(measure: Measure, metadata: Mapping[str, Any]) -> Block:
     """Return the values by head: of the whole sequence, else of the strongest position."""
     by_position = measure.block("layer", "head", "position")
     position = None
     if by_position is not None and measure.block("layer", "head") is None:
-        position = strongest(by_position.mean_over("head").mean_over("layer"), measure.site)[0]
+        position = strongest(by_position.mean_over("head").mean_over("layer"), measure, metadata)[0]
     by_head = heads(measure, position)
     assert by_head is not None
     return by_head
 
 
-def _map(measure: Measure, name: Name, unit: str) -> Text:
-    selected = _slice(measure)
+def _map(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> Text:
+    selected, unit = _slice(measure, metadata), labels.unit(measure.statistic, metadata)
     values, finite = selected.values, np.abs(selected.values[np.isfinite(selected.values)])
     top = 100.0 if unit == "%" else float(finite.max(initial=0.0)) or 1.0
     count = values.shape[1]
@@ -214,7 +217,7 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
     block = measure.block("position")
     if block is None:
         return []
-    position, value, error = strongest(block, measure.site)
+    position, value, error = strongest(block, measure, metadata)
     margin = "" if math.isnan(error) else f" ± {labels.number(error, 2)}"
     percent = " %" if labels.unit(measure.statistic, metadata) == "%" else ""
     return [f"{name(measure)}: {labels.number(value)}{margin}{percent} at position {position} (whole model)"]
