@@ -31,7 +31,8 @@ def check_heads_are_whole(model: nn.Module) -> None:
     modules = modules_of(model)
     held = (parameter for module in modules for parameter in module._parameters.values())
     splits = max((_count_splits(parameter) for parameter in held if hasattr(parameter, "placements")), default=0)
-    if any((vars(module).get("_tp_size") or 1) > 1 for module in modules) or (splits and splits > _is_gathered(modules)):
+    is_marked = any((vars(module).get("_tp_size") or 1) > 1 for module in modules)
+    if is_marked or (splits and splits > _is_gathered(modules)):
         raise UserError(
             f"model: expected whole heads in every process, those of {type(model).__name__} are split over processes "
             "(tensor parallelism); load it without tp_plan, or shard it by fully_shard"
