@@ -138,6 +138,7 @@ def _first_that_works(loaded: Loaded, forms: Iterable[dict[str, Any]], kind: Kin
     if inputs is None:
         advice = f" Use --batch-size 1 for {kind} of different sizes." if count > 1 else ""
         raise UserError(f"{kind}: {type(processor).__name__} does not take them: {problems[0]}.{advice}")
+    inputs.pop("labels", None)  # of PaliGemma: all are -100, and the mean loss over no token is no number
     if hasattr(model.config, "use_cache"):
         inputs["use_cache"] = False
     return {name: _move(value, model) for name, value in inputs.items()}

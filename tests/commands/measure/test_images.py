@@ -126,6 +126,25 @@ def test_the_command_reads_a_folder_with_a_prompt(folder: Path, regard: Regard, 
     assert "nan" not in ended.out
 
 
+def test_labels_of_a_processor_are_not_passed(folder: Path) -> None:
+    """Those of PaliGemma's are all -100: the loss was no number, and the images were refused."""
+
+    class Labelling(transformers.LlavaProcessor):  # type: ignore[misc]
+        def __call__(self, *args: Any, **options: Any) -> Any:
+            inputs = super().__call__(*args, **options)
+            return {**inputs, "labels": torch.full_like(inputs["input_ids"], -100)}
+
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(folder / "llava")
+    plain = transformers.LlavaProcessor.from_pretrained(folder / "llava")
+    own = Labelling.from_pretrained(folder / "llava")
+    photos = read_images([folder / "photos"])
+    rows, expected = (
+        regard.measure(model, processor, images=photos, statistics="modality_mass").frame()
+        for processor in (own, plain)
+    )
+    pd.testing.assert_frame_equal(rows, expected)
+
+
 def test_default_statistics_leave_out_what_needs_tokens(folder: Path) -> None:
     photos = [folder / "photos" / "0.png"]
     result = regard.measure(str(folder / "vit"), images=photos)
