@@ -187,6 +187,18 @@ def resolve_label_texts(classes: Sequence[str], texts: Mapping[str, str]) -> dic
     return resolved
 
 
+def find_same_words(classes: Sequence[str], tokenizer: Any) -> tuple[str, str] | None:
+    """Return the first two class names whose words are the same tokens; None if all differ."""
+    words = [split_label(name) for name in classes]
+    return _find_same_tokens(classes, tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"])
+
+
+def _find_same_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[str, str] | None:
+    first_class: dict[tuple[int, ...], str] = {}
+    pairs = ((first_class.setdefault(tuple(row), name), name) for name, row in zip(classes, ids, strict=True))
+    return next(((other, name) for other, name in pairs if other != name), None)
+
+
 def are_distinct_words(classes: Sequence[str], tokenizer: Any, max_length: int | None = None) -> bool:
     """Whether a model may know all class names as words that differ.
 
@@ -251,13 +263,11 @@ def encode_texts(tokenizer: Any, encoder: PreTrainedModel, texts: Sequence[str],
 
 def _check_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]], max_length: int | None) -> None:
     """Raise UserError if two classes have the same tokens, or one has too many."""
-    first_class: dict[tuple[int, ...], str] = {}
+    if same := _find_same_tokens(classes, ids):
+        problem = f"{same[0]!r} and {same[1]!r} are the same words to the model's tokenizer"
+        expected = "names of other words, label_texts of a Classifier, or another head"
+        raise UserError(f"labels collide: {problem}; expected {expected}")
     for name, tokens in zip(classes, ids, strict=True):
-        other = first_class.setdefault(tuple(tokens), name)
-        if other != name:
-            problem = f"{other!r} and {name!r} are the same words to the model's tokenizer"
-            expected = "words of its own for each class, which label_texts can give, or another head"
-            raise UserError(f"labels collide: {problem}; expected {expected}")
         if max_length is not None and len(tokens) > max_length:
             expected = f"at most {max_length} tokens for a class"
             raise UserError(f"label_texts: expected {expected}, {name!r} has {len(tokens)}")

@@ -12,10 +12,14 @@ from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.heads import OBSTACLE, choose_head, describe_head, find_obstacle
 from regard.commands.learn.run import learn
 from regard.data.stream import Stream
+from regard.errors import UserError
+from regard.models.heads import encode_labels, split_label
 from regard.models.pretrained import Loaded, load
 from tests.commands.learn.learn_runs import FIELDS
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
+
+READS_LABELS = "--head labels compares texts with the words of the labels"
 
 
 def chosen(method: str, tasks: Stream | None = None, model: Loaded | None = None, **said: Any) -> str:
@@ -28,15 +32,17 @@ def chosen(method: str, tasks: Stream | None = None, model: Loaded | None = None
     [
         ("sapt", ""),
         ("finetune,replay", ""),
-        ("sapt,prescale", "prescale cannot do without"),
-        ("sapt,prescale,ctr,replay-lora", "prescale, ctr cannot do without"),
+        ("sapt,prescale", f"prescale cannot do without; {READS_LABELS} of the other methods alone"),
+        (
+            "sapt,prescale,ctr,replay-lora",
+            f"prescale, ctr cannot do without; {READS_LABELS} of the other methods alone",
+        ),
     ],
 )
 def test_why_labels_are_not_read(method: str, reason: str) -> None:
     assert find_obstacle(split_methods(LearnConfig(method=method)), stream(), loaded()) == reason
     told = describe_head([{OBSTACLE: reason} if reason else {}], "auto")
-    assert told.startswith(f"all methods have linear heads, for {reason}; --head labels" if reason else "")
-    assert bool(told) is bool(reason)
+    assert told == (f"all methods have linear heads, for {reason}" if reason else "")
     assert describe_head([{OBSTACLE: reason}], "method") == ""
 
 
@@ -88,6 +94,27 @@ def test_classes_that_are_no_words_keep_their_linear_head(names: tuple[str, ...]
     """As the tokenizer of MiniLM reads them: codes were learnt no better than by chance."""
     task = replace(stream().tasks[0], labels=names)
     assert chosen("sapt", replace(stream(), tasks=(task,), order=(0,)), minilm()) == head
+
+
+@pytest.mark.parametrize(
+    "names, told",
+    [
+        (("Cat", "cat"), "'Cat' and 'cat' are the same tokens; give both the name of one, or other words"),
+        (("class_1", "class_2"), f"two labels are the same but for digits; {READS_LABELS}"),
+        (("A", "dog"), f"the label 'A' is none; {READS_LABELS}"),
+    ],
+)
+def test_the_head_of_labels_is_advised_where_it_is_not_refused(names: tuple[str, ...], told: str) -> None:
+    task = replace(stream().tasks[0], labels=names)
+    tasks = replace(stream(), tasks=(task,), order=(0,))
+    obstacle = find_obstacle(split_methods(LearnConfig(method="sapt")), tasks, minilm())
+    assert obstacle == f"not all labels are words that the model may know and that differ: {told}"
+    classes = {name: split_label(name) for name in names}
+    if READS_LABELS in told:
+        assert encode_labels(minilm(), minilm().model, classes, "mean").shape == (2, 384)
+    else:
+        with pytest.raises(UserError, match="labels collide: 'Cat' and 'cat' are the same words"):
+            encode_labels(minilm(), minilm().model, classes, "mean")
 
 
 @cache

@@ -397,9 +397,13 @@ def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     record = learned.record()
     record["stream"]["protocol"] = "paper"
     record["stream"]["overlaps"] = {"mood": {"texts_with_several_labels": 3}, "topics": {"train_near_test": 4}}
-    record["stream"] |= {"left_out": {"mood": 1, "topics": 2}, "minus_one": {"mood": 5}}
+    five = {"a": 1, "b": 2, "c": 0, "d": 3, "e": 4, "f": 5}
+    record["stream"] |= {"left_out": five, "minus_one": {"mood": 5}}
     page = Parsed(learn_page({**TABLES, "matrix": scores}, record))
-    assert "Rows without a label or a text, which were left out: 1 of mood, 2 of topics." in page.text
+    assert (
+        "Rows without a label or a text, which were left out: 1 of a, 2 of b, 3 of d and 9 of 2 other tasks."
+        in page.text
+    )
     assert "Rows with the label -1, taken as a class, which may mark rows without a label: 5 of mood." in page.text
     assert "Texts with several labels, of which one at most is right: 3 of mood." in page.text
     assert "Training rows that differ from a test row in punctuation or signs alone: 4 of topics." in page.text

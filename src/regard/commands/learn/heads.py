@@ -16,6 +16,7 @@ HEAD = "head"
 OBSTACLE = "head_obstacle"
 """Key of the reason why a run has no head of the labels' words."""
 Head = Literal["labels", "method"]
+_READ_LABELS = "--head labels compares texts with the words of the labels"
 
 
 def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) -> Head:
@@ -46,14 +47,16 @@ def _suits_labels(configs: Sequence[LearnConfig], loaded: Loaded) -> bool:
 
 
 def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) -> str:
-    """Return the reason why methods that train adapters in an encoder do without the labels' words; empty without one.
+    """Return why methods that train adapters in an encoder do without the labels' words, and what can be done.
+
+    Empty without a reason. `--head labels` is named only where it is not refused.
 
     Args:
         configs: The configuration of each method.
         stream: The tasks.
         loaded: The model that all of them begin with.
     """
-    from regard.models.heads import are_distinct_words
+    from regard.models.heads import are_distinct_words, find_same_words
     from regard.models.limits import maximum_length
 
     if stream.text or not _suits_labels(configs, loaded):
@@ -61,13 +64,16 @@ def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded
     methods = {config.method: config.make_method() for config in configs}
     own = [name for name, method in methods.items() if not (method.allows_label_head and method.head == "linear")]
     if own:
-        return f"{', '.join(own)} cannot do without"
+        return f"{', '.join(own)} cannot do without; {_READ_LABELS} of the other methods alone"
     tokenizer, limit = loaded.tokenizer, maximum_length(loaded.model, loaded.tokenizer)
     if are_distinct_words(stream.classes, tokenizer, limit):
         return ""
+    problem = "not all labels are words that the model may know and that differ"
+    if same := find_same_words(stream.classes, tokenizer):
+        return f"{problem}: '{same[0]}' and '{same[1]}' are the same tokens; give both the name of one, or other words"
     unknown = [name for name in stream.classes if not are_distinct_words([name], tokenizer, limit)]
-    named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits, or in tokens"
-    return f"not all labels are words that the model may know and that differ: {named}"
+    named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits"
+    return f"{problem}: {named}; {_READ_LABELS}"
 
 
 def warn_of_codes(asked: str, config: LearnConfig, stream: Stream, loaded: Loaded) -> list[str]:
@@ -91,6 +97,5 @@ def describe_head(runs: Sequence[Mapping[str, Any]], asked: str) -> str:
         return ""
     if not any(run.get(HEAD) for run in runs):
         reasons = [str(run[OBSTACLE]) for run in runs if run.get(OBSTACLE)]
-        why = f"all methods have linear heads, for {reasons[0]}" if reasons else ""
-        return f"{why}; --head labels compares texts with the words of the labels" if why else ""
+        return f"all methods have linear heads, for {reasons[0]}" if reasons else ""
     return "all methods compare texts with the words of the labels (--head labels); --head method: a linear head"

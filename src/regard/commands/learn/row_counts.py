@@ -6,7 +6,7 @@ from typing import Any
 from regard.data.missing_values import LEFT_OUT, MINUS_ONE
 from regard.data.splits import AMBIGUOUS, NEAR_COPIES
 from regard.report import labels
-from regard.runs.selection import list_some
+from regard.report.labels import pluralize
 
 _BY_TASK = {
     LEFT_OUT: "Rows without a label or a text, which were left out",
@@ -27,7 +27,14 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
         for name, told in _OVERLAPS.items()
     ]
     return [
-        f"{told}: {list_some([f'{count} of {task}' for task, count in counts.items() if count], 3)}."
+        f"{told}: {_name_tasks({task: count for task, count in counts.items() if count})}."
         for told, counts in by_task
         if any(counts.values())
     ]
+
+
+def _name_tasks(counts: Mapping[str, int], most: int = 3) -> str:
+    """Say how many rows the first tasks have, and how many all others have together."""
+    named = ", ".join(f"{count} of {task}" for task, count in list(counts.items())[:most])
+    rest = list(counts.values())[most:]
+    return f"{named} and {sum(rest)} of {pluralize(len(rest), 'other task')}" if rest else named
