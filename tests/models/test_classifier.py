@@ -527,3 +527,22 @@ def test_a_trainer_takes_the_same_steps_however_batches_are_split(tmp_path: Path
         trainer.train()
         history.append([trainer.state.log_history[0][name] for name in ("loss", "grad_norm")])
     assert history[1] == pytest.approx(history[0], rel=1e-3)
+
+
+def test_the_width_of_a_model_that_reads_more_than_text_is_that_of_its_text_model() -> None:
+    """That of PaliGemma's configuration is 2048 whatever the text model has: a traceback said that shapes differ."""
+    text = {"vocab_size": 40, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": PAD, **_SIZES}
+    config = transformers.PaliGemmaConfig(
+        vision_config=transformers.SiglipVisionConfig(**_SIZES, image_size=16, patch_size=8),
+        text_config=transformers.GemmaConfig(**text), image_token_id=39, projection_dim=16,
+    )  # fmt: skip
+    assert config.hidden_size == 2048
+    model = Loaded(transformers.PaliGemmaModel(config).eval(), tokenizer(30), "paligemma", "of the weights")
+    assert Classifier.from_loaded(model, CLASSES)(**rows()).logits.shape == (3, 3)
+    sizes = {
+        "vision_config": {"model_type": "siglip_vision_model", **_SIZES},
+        "text_config": {"model_type": "llama", **_SIZES},
+    }
+    llava = transformers.LlavaModel(transformers.LlavaConfig(**sizes))
+    with pytest.raises(UserError, match="llava has no width; of a model that reads more than text, save its text mode"):
+        Classifier.from_loaded(Loaded(llava, tokenizer(30), "llava", "of the weights"), CLASSES)

@@ -270,10 +270,12 @@ def merge_lora(model: PreTrainedModel) -> None:
 
 def _hidden_size(config: Any) -> int:
     size = getattr(config, "hidden_size", None) or getattr(config, "d_model", None)
+    text = getattr(config, "text_config", None)
     if not isinstance(size, int):
         problem = f"the configuration of {config.model_type} has no width"
-        raise UserError(f"model: expected one with hidden states, {problem}")
-    return size
+        advice = "; of a model that reads more than text, save its text model and pass that" if text is not None else ""
+        raise UserError(f"model: expected one with hidden states, {problem}{advice}")
+    return int(getattr(text, "hidden_size", size))  # PaliGemma's own is 2048 whatever its text model has
 
 
 def reads_to_the_right(config: Any) -> bool:
