@@ -99,7 +99,7 @@ def test_classes_that_are_no_words_keep_their_linear_head(names: tuple[str, ...]
 @pytest.mark.parametrize(
     "names, told",
     [
-        (("Cat", "cat"), "'Cat' and 'cat' are the same tokens; give both the name of one, or other words"),
+        (("Cat", "cat"), "'Cat' and 'cat' are the same tokens; rename one, or both alike if they are one class"),
         (("class_1", "class_2"), f"two labels are the same but for digits; {READS_LABELS}"),
         (("A", "dog"), f"the label 'A' is none; {READS_LABELS}"),
     ],

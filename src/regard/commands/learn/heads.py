@@ -70,7 +70,8 @@ def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded
         return ""
     problem = "not all labels are words that the model may know and that differ"
     if same := find_same_words(stream.classes, tokenizer):
-        return f"{problem}: '{same[0]}' and '{same[1]}' are the same tokens; give both the name of one, or other words"
+        advice = "rename one, or both alike if they are one class"
+        return f"{problem}: '{same[0]}' and '{same[1]}' are the same tokens; {advice}"
     unknown = [name for name in stream.classes if not are_distinct_words([name], tokenizer, limit)]
     named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits"
     return f"{problem}: {named}; {_READ_LABELS}"
