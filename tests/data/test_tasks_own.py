@@ -100,7 +100,11 @@ def test_an_unknown_label_is_named_with_its_line(tmp_path: Path) -> None:
         ),
         ("a.csv", 'text,label\n"x,1\n', "expected CSV in .*a.csv, line 2"),
         ("a.csv", "text,label\nx,y,1\n", "expected 2 columns in .*a.csv, line 2, got 3"),
-        ("a.csv", "sentence,label\nx,1\n", "expected the column 'text' in .*line 2, found sentence, label"),
+        (
+            "a.csv",
+            "sentence,label\nx,1\n",
+            "expected the column 'text' in .*line 2, found sentence, label; text and label .--text, ",
+        ),
         ("a.tsv", "text\tlabel\nx\n", "expected 2 columns in .*a.tsv, line 2, got 1"),
         ("a.parquet", "PAR1", "expected a Parquet file"),
     ],

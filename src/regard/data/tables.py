@@ -177,17 +177,16 @@ def find_split_files(
     return None
 
 
-_CONVERSATIONS = frozenset({"messages", "conversations", "conversation"})
-
-
 def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
     """Raise UserError if a required column is not available."""
     names = tuple(available)
     for name in required:
         if name not in names:
             columns = ", ".join(map(str, names)) or "none"
-            hint = "; fields are separated by commas" if len(names) == 1 and ";" in str(names[0]) else ""
-            if _CONVERSATIONS.intersection(names):
+            hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
+            if len(names) == 1 and ";" in str(names[0]):
+                hint = "; fields are separated by commas"
+            if {"messages", "conversations", "conversation"}.intersection(names):
                 hint = "; write conversations as text first, by tokenizer.apply_chat_template(…, tokenize=False)"
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
 

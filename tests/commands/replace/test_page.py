@@ -404,6 +404,21 @@ def test_a_task_at_the_majority_shows_nothing() -> None:
         assert "best single label" in text
 
 
+def test_a_task_that_loses_nothing_without_attention_shows_nothing() -> None:
+    """Also of one seed, whose drop has no interval, and of one among several tasks."""
+    told = "Zeros in all heads are not shown to score less than the original model"
+    for seeds in (1, 3):
+        scores = replaced_run.scores(("average", "zeros"), tasks=("sst2",), seeds=seeds)
+        assert told not in " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())
+        scores.loc[scores["constants"] == "zeros", "score"] = 2.0
+        text = " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())
+        assert f"{told}: this task does not show what its heads do." in text
+    scores = replaced_run.scores(("average", "zeros"))
+    scores.loc[(scores["constants"] == "zeros") & (scores["task"] == "sst2"), "score"] = 2.0
+    text = " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())
+    assert f"{told} in 1 of {scores['task'].nunique()} cases, which do not show what heads do: SST-2." in text
+
+
 def test_the_majority_stands_below_the_sources() -> None:
     record = {**replaced_run.record(), "data": {"majority": 0.625}}
     page = Parsed(replace_page(replaced_run.scores(tasks=("sst2",)), *TABLES[1:3], record, {}))

@@ -21,7 +21,7 @@ from regard.commands.replace.evaluation import (
 )
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.commands.replace.scores import ATTENTION, NONE, WIDTHS
+from regard.commands.replace.scores import ATTENTION, NONE, WIDTHS, ZEROS
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
@@ -46,7 +46,7 @@ STATES, CONSTANTS = "states", "constants"
 From = str | Path | Constants | None
 PARTS = (STATES, CONSTANTS)
 """What a run makes in its work folder, beside the journal of its scores."""
-BASELINES = ("zeros", "identity")
+BASELINES = (ZEROS, "identity")
 """Constants that stand beside the averages with all heads constant, if none are asked for."""
 
 

@@ -23,6 +23,8 @@ WIDTHS = ("half_width", "drop_half_width")
 """Half of the 95 % intervals of a score and of its drop over parts of a text; null where they are over seeds."""
 NONE = "none"
 """Constants and ranking in rows of the original model, whose fraction of dynamic heads is 1."""
+ZEROS = "zeros"
+"""Constants without any attention, which every run scores beside its own."""
 ATTENTION = "attention"
 """Ranking in rows of a model whose heads compute another operation, named as constants."""
 IN_NATS = ("negative_log_perplexity",)

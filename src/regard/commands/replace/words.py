@@ -10,6 +10,7 @@ from regard.commands.replace.scores import (
     ATTENTION,
     GROUP,
     TEXT_PARTS,
+    ZEROS,
     Outcome,
     drop_interval,
     fraction_name,
@@ -66,7 +67,7 @@ def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> 
         _write_left_out(metadata),
         run_time(metadata, "run in"),
     ]
-    about_drops = [_write_drops(outcome), _write_majority(outcome, metadata), _write_costs(cost)]
+    about_drops = [_write_drops(outcome), _write_majority(outcome, metadata), _write_zeros(outcome), _write_costs(cost)]
     return [join(parts, " · "), join(about_drops, " "), _write_operations(outcome)]
 
 
@@ -102,6 +103,22 @@ def _write_majority(outcome: Outcome, metadata: Mapping[str, Any]) -> str:
         return f"{what} ({labels.number(known[weak[0][1]], 3)}): this task cannot show what its heads do."
     named = [f"{title(outcome, model, task)} ({labels.number(known[task], 3)})" for model, task in weak]
     return f"{what} in {len(weak)} of {len(low)} cases, which cannot show what heads do: {', '.join(named)}."
+
+
+def _write_zeros(outcome: Outcome) -> str:
+    """Say which tasks do not show what heads do: those where nothing is shown to be lost without attention."""
+    drops = outcome.drops
+    rows = drops[(drops["constants"] == ZEROS) & (drops["dynamic_fraction"] == 0)].drop_duplicates(GROUP)
+    lows = [drop_bounds(outcome, rows.loc[[index]])[0] for index in rows.index]
+    lows = [mean if math.isnan(low) else low for low, mean in zip(lows, rows["drop"], strict=True)]
+    kept = [(str(row.model), str(row.task)) for row, low in zip(rows.itertuples(), lows, strict=True) if low <= 0]
+    if not kept or outcome.constants == ZEROS:
+        return ""
+    what = "Zeros in all heads are not shown to score less than the original model"
+    if len(rows) == 1:
+        return f"{what}: this task does not show what its heads do."
+    named = ", ".join(title(outcome, model, task) for model, task in kept)
+    return f"{what} in {len(kept)} of {len(rows)} cases, which do not show what heads do: {named}."
 
 
 def _truncation(metadata: Mapping[str, Any]) -> str:
