@@ -284,10 +284,8 @@ def _loaded_by_default(model: Any) -> Iterator[None]:
 
 def _sdpa_difference(model: Any, inputs: Inputs, actual: Any, mask: Tensor | None) -> float:
     """Return the difference from the host with SDPA, for hosts that differ from their own eager attention."""
-    model.set_attn_implementation("sdpa")
-    expected = _run(model, inputs)
-    model.set_attn_implementation("eager")
-    return _output_difference(expected, actual, mask)
+    with _loaded_by_default(model):
+        return _output_difference(_run(model, inputs), actual, mask)
 
 
 def _output_difference(expected: Any, actual: Any, mask: Tensor | None) -> float:

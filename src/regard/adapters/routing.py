@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedModel
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader
 from regard.adapters.routers import Router
-from regard.adapters.rows import PACKED, WHOLE_GRAPH, are_packed, count_rows, has_one_each
+from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed
 from regard.attention.tracing import break_graph, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
@@ -156,8 +156,7 @@ class Routing:
         is_told = not shape[1] or any(mask is not None for mask in masks.values())
         asked = [valid.any(1).all()] * is_told + ([] if packed is None else [~packed.to(valid.device)])
         if asked and not bool(torch.stack(asked).all()):
-            if packed is not None and bool(packed):
-                raise UserError(PACKED)
+            refuse_packed(packed)
             names = ", ".join(name for name, mask in masks.items() if mask is not None) or "input_ids"
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
         labels = inputs.get("labels")
@@ -277,8 +276,7 @@ class Routing:
             inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
             self._check_prompt(inputs["labels"])
             if has_several and inputs.get("cu_seq_lens_q") is not None:
-                if packed is not None and bool(packed):
-                    raise UserError(PACKED)
+                refuse_packed(packed)
                 self.refuse_joined_rows()
             valid = self._valid_mask(inputs, self.prompt, packed)
             if not self._read_along(inputs, valid):

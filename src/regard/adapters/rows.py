@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.tracing import break_graph, is_exported
+from regard.errors import UserError
 from regard.hooks.modalities import TokenModalities
 
 _READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -31,6 +32,12 @@ def are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
     if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
         return None
     return (positions.diff() != 1).any()
+
+
+def refuse_packed(packed: Tensor | None) -> None:
+    """Raise a UserError if the answer of `are_packed` is that they are, which waits for the device."""
+    if packed is not None and bool(packed):
+        raise UserError(PACKED)
 
 
 def count_rows(module: Any, inputs: Mapping[str, Any]) -> int | None:

@@ -133,9 +133,9 @@ def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
     Implementations that are compiled or take half precision alone are not run. Models without SDPA, or with eager
     attention set, have eager attention in its place.
     """
-    loaded = {config._attn_implementation_internal for config, _ in find_configs(model)}
-    replaced = {NAME: SDPA, EAGER_NAME: EAGER}
-    plain = [(config, name, replaced.get(value, value)) for config, name, value in routing_of_configs(model)]
+    routing, replaced = routing_of_configs(model), {NAME: SDPA, EAGER_NAME: EAGER}
+    loaded = {getattr(config, name) for config, name, _ in routing}
+    plain = [(config, name, replaced.get(value, value)) for config, name, value in routing]
     patches: list[list[tuple[Any, str, Any]]] = [] if loaded == {SDPA} else [plain]
     for attributes in [[], *patches] if loaded <= {SDPA, EAGER, None} else patches:
         with patched(attributes):

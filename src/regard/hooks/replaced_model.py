@@ -18,11 +18,12 @@ from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
+from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
-from regard.hooks.registration import EAGER_NAME, find_configs
+from regard.hooks.registration import EAGER, EAGER_NAME, find_configs
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -282,7 +283,7 @@ def _make_constant(model: Any) -> None:
         stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
         layers.append(AttentionLayer(**(fields | {"module": model.get_submodule(path), "stack": stack})))
     for path, config, _ in _read_hosts(model):  # whatever is asked for: the original had these masks
-        config._attn_implementation_internal = "eager" if path in entry.get("eager", ()) else "sdpa"
+        config._attn_implementation_internal = EAGER if path in entry.get("eager", ()) else SDPA
     route_permanently(model)
     heads = [tuple(head) for head in entry["heads"]]
     shapes = {(fields["site"], fields["layer"]): fields["heads"] for fields in entry["places"]}

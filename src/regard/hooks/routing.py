@@ -195,7 +195,8 @@ def _routing_attributes(model: nn.Module) -> list[tuple[Any, str, Any]]:
 
 def routing_of_configs(model: nn.Module) -> list[tuple[Any, str, Any]]:
     """Return the attributes of configs that route a model; what is intercepted keeps an implementation of its own."""
-    names: dict[int, str | None] = {id(config): name for config, name in find_configs(model)}
+    configs = find_configs(model)
+    names: dict[int, str | None] = {id(config): name for config, name in configs}
     intercepted = find_intercepted(model)
     others = set(intercepted)
     hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel) and module not in others]
@@ -204,7 +205,7 @@ def routing_of_configs(model: nn.Module) -> list[tuple[Any, str, Any]]:
         if needs_sdpa(host) and id(host.config) not in routed_configs:
             own = host.config._attn_implementation_internal
             names[id(host.config)] = SDPA if host._supports_sdpa and own != EAGER else own
-    return [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in find_configs(model)]
+    return [(config, "_attn_implementation_internal", names[id(config)]) for config, _ in configs]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 They are known by what `DTensor` has, since PyTorch may be built without `torch.distributed`.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,7 @@ from regard.hooks.module_tree import modules_of
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether a process holds only parts of a model's weights, so that all must take part in a forward."""
-    held = (parameter for module in modules_of(model) for parameter in module._parameters.values())
-    return any(hasattr(parameter, "placements") for parameter in held)
+    return any(True for _ in _parts(modules_of(model)))
 
 
 def whole_tensor(value: Any) -> Tensor:
@@ -29,14 +29,19 @@ def check_heads_are_whole(model: nn.Module) -> None:
     FSDP gathers a layer's weights before it computes; what is still split then is so by tensor parallelism.
     """
     modules = modules_of(model)
-    held = (parameter for module in modules for parameter in module._parameters.values())
-    splits = max((_count_splits(parameter) for parameter in held if hasattr(parameter, "placements")), default=0)
+    splits = max(map(_count_splits, _parts(modules)), default=0)
     is_marked = any((vars(module).get("_tp_size") or 1) > 1 for module in modules)
     if is_marked or (splits and splits > _is_gathered(modules)):
         raise UserError(
             f"model: expected whole heads in every process, those of {type(model).__name__} are split over processes "
             "(tensor parallelism); load it without tp_plan, or shard it by fully_shard"
         )
+
+
+def _parts(modules: Iterable[nn.Module]) -> Iterator[Any]:
+    """Iterate over the parameters of which a process holds a part."""
+    held = (parameter for module in modules for parameter in module._parameters.values())
+    return (parameter for parameter in held if hasattr(parameter, "placements"))
 
 
 def _count_splits(parameter: Any) -> int:
