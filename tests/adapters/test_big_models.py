@@ -103,10 +103,10 @@ class TransposedLinear(nn.Linear):
 
 
 class ScaledLinear(nn.Linear):
-    """As layers of maximal update parametrization: the product is scaled."""
+    """As layers of maximal update parametrization: the product is scaled, by a little here."""
 
     def forward(self, states: Tensor) -> Tensor:
-        return 0.5 * super().forward(states)
+        return 0.96 * super().forward(states)
 
 
 class GroupedLinear(nn.Linear):
