@@ -4,7 +4,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -321,3 +321,48 @@ def test_copies_have_forwards_of_their_own() -> None:
     for copied in (copy.deepcopy(state), pickle.loads(pickle.dumps(state))):  # noqa: S301 - ours
         copied.begin([2])
         assert state.state == [1]
+
+
+@pytest.mark.parametrize("name", ["begins", "fails"])
+def test_a_forward_that_comes_while_a_block_begins_keeps_nobody_out(name: str, monkeypatch: Any) -> None:
+    """Its hook behind the forward may not be there yet, or no longer: it would never leave."""
+    model, ids, register = make_model(), torch.randint(2, 40, (2, LENGTH)), OneAtATime.register
+    thread = threading.Thread(target=model, args=(ids,), daemon=True)
+
+    def register_amid(*arguments: Any) -> Callable[[], None]:
+        register_end = register(*arguments)
+        thread.start()
+        thread.join(0.2)  # it waits for the block
+        if name == "fails":
+            raise RuntimeError("the block does not begin")
+        return register_end
+
+    def watch() -> None:
+        with suppress(RuntimeError), regard.watching(model, ["first_mass"], verify=False):
+            pass
+
+    with monkeypatch.context() as patches:
+        patches.setattr(OneAtATime, "register", register_amid)
+        assert call_in_thread(watch)
+    thread.join(60)
+    assert not thread.is_alive()
+    assert call_in_thread(watch)
+
+
+@torch.no_grad()
+def test_small_forwards_of_a_refused_thread_are_not_in_the_block_of_another(monkeypatch: Any) -> None:
+    model, errors = make_model(), list[UserError]()
+    monkeypatch.setattr("regard.hooks.fidelity._key", lambda _model: "of a thread that comes just before the block")
+
+    def watch() -> None:
+        try:
+            with regard.watching(model, ["first_mass"]):
+                pass
+        except UserError as error:
+            errors.append(error)
+
+    with regard.watching(model, ["first_mass"], verify=False) as seen:
+        model(torch.randint(2, 40, (2, LENGTH)))
+        assert call_in_thread(watch)
+    assert "another thread is inside" in str(errors[0])
+    assert seen.samples == 2

@@ -43,7 +43,7 @@ def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
     if not stacks:
         raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
     tracer = _Tracer(stacks)
-    with evaluation_mode(model), observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True):
+    with observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True), evaluation_mode(model):
         _run_small_forward(model)
     if not tracer.layers:
         raise no_attention_interface(model)

@@ -33,7 +33,7 @@ from regard.hooks.output_projection import ProjectionInputs, need_output_project
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
-from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
+from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing, owned_by_this_thread
 from regard.hooks.selection import EMBEDDING_LAYER, WantedReductions, check_layers, needing_whole_rows, needs_any
 from regard.hooks.sequences import Sequences, find_site
 from regard.hooks.waiting_calls import Place, may_wait
@@ -71,6 +71,7 @@ def watching(
     """
     with naming_other_parts(model, part):
         with ExitStack() as stack:
+            stack.enter_context(owned_by_this_thread(model))  # the small forwards below are of no other thread's block
             with unchanged_modules():
                 check_observable(model, part)
                 watch = Watch(model, select_statistics(statistics), layers, part)

@@ -78,11 +78,19 @@ class OneAtATime:
         """Whether this thread is in a forward that has begun inside the block."""
         return bool(self._thread.entered) and not self._is_over
 
-    def __enter__(self) -> None:
+    def keep_out(self) -> None:
+        """Wait for forwards that have begun in other threads, and keep others out until `let_in`, or `let_go`."""
         self._enter(None)
 
-    def __exit__(self, *_error: object) -> None:
+    def let_in(self) -> None:
+        """Let forwards of other threads begin again."""
         self._leave(None)
+
+    def __enter__(self) -> None:
+        self.keep_out()
+
+    def __exit__(self, *_error: object) -> None:
+        self.let_in()
 
     def end_block(self) -> None:
         """Wait for forwards that have begun in other threads; later ones do not belong to the block.
@@ -90,7 +98,7 @@ class OneAtATime:
         They wait until `let_go`.
         """
         try:
-            self.__enter__()
+            self.keep_out()
         finally:
             self._is_over = True
 

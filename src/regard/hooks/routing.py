@@ -102,7 +102,7 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         UserError: Another thread is inside a block on this model.
     """
     with ExitStack() as stack:
-        stack.enter_context(_owned_by_this_thread(model))
+        stack.enter_context(owned_by_this_thread(model))
         stack.enter_context(patched(_routing_attributes(model)))
         stack.enter_context(intercepting(model, within))
         for host in modules_of(model):
@@ -159,16 +159,17 @@ def observing(
     own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function, sees)) for hook in hooks]
     with ExitStack() as stack:
         stack.callback(turns.let_go)
+        turns.keep_out()  # a forward of another thread begins before all hooks are there or gone again, or after
         register_end = turns.register(places, stack)
-        with turns:  # a forward of another thread begins before all other hooks are there, or after
-            stack.enter_context(routed(model, own_hooks, within=within))
-            if exclusive:
-                stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
-            stack.callback(_remove_observer, modules, observer)
-            for module in modules:
-                OBSERVERS.setdefault(module, []).append((observer, sees))
-            register_end()
+        stack.enter_context(routed(model, own_hooks, within=within))
+        if exclusive:
+            stack.callback(EXCLUSIVE.reset, EXCLUSIVE.set(observer))
+        stack.callback(_remove_observer, modules, observer)
+        for module in modules:
+            OBSERVERS.setdefault(module, []).append((observer, sees))
+        register_end()
         stack.callback(turns.end_block)
+        turns.let_in()
         yield turns
 
 
@@ -209,8 +210,12 @@ def routing_of_configs(model: nn.Module) -> list[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def _owned_by_this_thread(model: nn.Module) -> Iterator[None]:
-    """Keep other threads out of blocks on the same model. Blocks that an ended thread left open count for nothing."""
+def owned_by_this_thread(model: nn.Module) -> Iterator[None]:
+    """Keep other threads out of blocks on the same model. Blocks that an ended thread left open count for nothing.
+
+    Raises:
+        UserError: Another thread is inside a block on this model.
+    """
     stacks = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     thread = threading.current_thread()
     with LOCK:
