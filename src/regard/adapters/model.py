@@ -22,11 +22,11 @@ from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading
 from regard.adapters.options import LEARNT, LORA, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool
-from regard.adapters.queries import StateReader
+from regard.adapters.queries import StateReader, find_reader
 from regard.adapters.reflection import without
 from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
-from regard.adapters.routing import Routing, find_reader
+from regard.adapters.routing import Routing
 from regard.errors import UserError, check_choice, check_int
 from regard.hooks.off_loaded import execution_device
 from regard.hooks.split_weights import check_heads_are_whole
@@ -315,7 +315,7 @@ class AdapterModel(nn.Module):
         """Return the outputs of the model; `prompt_mask` (row, token) marks the tokens that route."""
         if labels is not None:
             inputs["labels"] = labels
-        with hold(self._routing, prompt=prompt_mask):
+        with self._routing.alone(), hold(self._routing, prompt=prompt_mask):
             return self.model(*args, **inputs)
 
     def generate(self, input_ids: Tensor | None = None, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Any:
@@ -328,15 +328,16 @@ class AdapterModel(nn.Module):
             inputs["input_ids"] = input_ids
             if inputs.get("attention_mask") is None:
                 inputs["attention_mask"] = default_mask(input_ids, inputs, self.model.generation_config)
-        if not self._routing.is_active or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
-            return self.model.generate(**inputs)
-        plain = prompt_mask is None and not {"use_cache", "generation_config", "prefill_chunk_size"} & inputs.keys()
-        if plain and self._routing.reads_along and self.model.generation_config.use_cache:
-            return self.model.generate(**inputs)
-        with torch.no_grad():
-            weights = self.routing_weights(prompt_mask=prompt_mask, **inputs)
-        with self.use_weights(weights):
-            return self.model.generate(**inputs)
+        with self._routing.alone():
+            if not self._routing.is_active or (self._routing.two_parts and inputs.get("encoder_outputs") is not None):
+                return self.model.generate(**inputs)
+            plain = prompt_mask is None and not {"use_cache", "generation_config", "prefill_chunk_size"} & inputs.keys()
+            if plain and self._routing.reads_along and self.model.generation_config.use_cache:
+                return self.model.generate(**inputs)
+            with torch.no_grad():
+                weights = self.routing_weights(prompt_mask=prompt_mask, **inputs)
+            with self.use_weights(weights):
+                return self.model.generate(**inputs)
 
     def routing_weights(self, *, prompt_mask: Tensor | None = None, **inputs: Any) -> Tensor:
         """Return the weights (row, adapter) that the router gives a batch; they sum to 1."""

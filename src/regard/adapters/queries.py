@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
 
 from regard.adapters.layouts import Layout, layout_of, three_rows, unobserved
 from regard.errors import UserError
@@ -31,6 +32,14 @@ class QueryReader(Protocol):
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         """Return query vectors (row, width) of inputs of the model, from the tokens that `valid` (row, token) marks."""
         ...
+
+
+def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
+    """Return the module that reads the tokens, and whether it is the encoder of an encoder–decoder."""
+    if bool(model.config.is_encoder_decoder) and model.get_encoder() is not model:
+        return model.get_encoder(), True
+    decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
+    return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
 
 
 def max_embeddings(embedded: Tensor, mask: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Hooks that compute the weights of adapters where a model reads its tokens, and keep them as long as they hold."""
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,14 +13,15 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
-from regard.adapters.queries import QueryReader, StateReader
+from regard.adapters.queries import QueryReader, StateReader, find_reader
 from regard.adapters.routers import Router
-from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed
+from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed, special_tokens
 from regard.attention.tracing import break_graph, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
 from regard.hooks.modalities import TokenModalities
+from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.split_weights import is_sharded
 
 _MARK = "_regard_weights"
@@ -52,6 +54,8 @@ class Routing:
 
     With `reads_along`, where the layers that are read have no adapters, the forward pass gives the query vectors. Else,
     and where it has dropout or is checkpointed, these layers are run before it. `prepare` is called before a call.
+
+    Calls of several threads wait for each other.
     """
 
     def __init__(
@@ -76,29 +80,48 @@ class Routing:
         self._is_told = False
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
         self._forced: tuple[Tensor | None] | None = None
+        self._forcing: threading.Thread | None = None
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
         self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
-        self._special = _special_tokens(model)
+        self._special = special_tokens(model)
         self._modalities = TokenModalities.of(model, ())
         self.reader, self.two_parts = find_reader(model)
-        self._handles = list(self._register_hooks())
+        self._turns = OneAtATime([*self._parts()])
+        with self._turns:
+            self._handles = list(self._register_hooks())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_turns": None, "_forcing": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._turns = OneAtATime([*self._parts()])
+
+    def _parts(self) -> Iterator[nn.Module]:
+        """Yield the modules that may be called, each once."""
+        decoder = self.model.get_decoder() if self.two_parts else None
+        parts = (self.model, self.model.base_model, self.reader, decoder)
+        yield from {id(part): part for part in parts if part is not None}.values()
 
     def _register_hooks(self) -> Iterator[RemovableHandle]:
-        """Register hooks that run before those of others, `_begin` first and `_end` last."""
+        """Register hooks that run before those of others, `_wait` and `_begin` first, `_end` and `_let_go` last."""
         decoder = self.model.get_decoder() if self.two_parts else None
         yield self.reader.register_forward_hook(self._after_reading)
         yield self.reader.register_forward_pre_hook(self._before_reading, with_kwargs=True, prepend=True)
-        parts = (self.model, self.model.base_model, self.reader, decoder)
-        for module in {id(part): part for part in parts if part is not None}.values():
+        for module in self._parts():
             yield module.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
+            yield module.register_forward_pre_hook(self._wait, prepend=True)
             yield module.register_forward_hook(self._end, always_call=True)
+            yield module.register_forward_hook(self._let_go, always_call=True)
         if decoder is not None and decoder not in (self.model, self.model.base_model):
             yield decoder.register_forward_pre_hook(self._before_decoding)
 
     def remove(self) -> None:
+        self._turns.end_block()
         for handle in self._handles:
             handle.remove()
+        self._turns.let_go()
 
     def changed(self, num_adapters: int) -> None:
         """Invalidate attached weights after adapters were added or removed, and take note of their number."""
@@ -106,14 +129,39 @@ class Routing:
 
     @contextmanager
     def use_weights(self, weights: Tensor | None) -> Iterator[None]:
-        """Use these weights for all inputs for a while; None leaves the adapters out."""
-        previous, self._forced = self._forced, (weights,)
-        self.mixture.weights = weights
+        """Use these weights for all inputs, in all threads, for a while; None leaves the adapters out."""
+        previous, thread = (self._forced, self._forcing), threading.current_thread()
+        with self.alone():
+            if previous[1] not in (None, thread) and previous[1].is_alive():
+                raise UserError(
+                    "use_weights: expected one thread at a time to choose weights, which hold for all; got one while "
+                    "another is inside such a block; give each thread a copy, or wait"
+                )
+            self._force((weights,), thread)
         try:
             yield
         finally:
-            self._forced = previous
-            self.mixture.weights = None if previous is None else previous[0]
+            with self.alone():
+                self._force(*previous)
+
+    def _force(self, forced: tuple[Tensor | None] | None, thread: threading.Thread | None) -> None:
+        self._forced, self._forcing = forced, thread
+        self.mixture.weights = None if forced is None else forced[0]
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Wait for the calls of other threads; theirs wait until the block ends."""
+        return nullcontext() if is_traced() else self._turns
+
+    def _wait(self, module: nn.Module, args: Any) -> None:
+        if is_traced():
+            return
+        if not self._is_reading:
+            self._turns.end(module, args, None)  # of a call that was interrupted
+        self._turns.begin(module, args)
+
+    def _let_go(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not is_traced():
+            self._turns.end(module, args, output)
 
     def vectors(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> Tensor:
         """Return the query vectors (row, width) of a batch, from its tokens that are prompt and not padding.
@@ -124,7 +172,8 @@ class Routing:
         if is_sharded(reader.get_input_embeddings()):
             expected = "router: expected to read texts before fully_shard, or in a forward pass of the whole model"
             raise UserError(f"{expected}; got sharded embeddings. Call fit_router before fully_shard")
-        return self._read(inputs, self._valid_mask(inputs, prompt, are_packed(inputs)))
+        with self.alone():
+            return self._read(inputs, self._valid_mask(inputs, prompt, are_packed(inputs)))
 
     def _read(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
         self.prepare()
@@ -338,22 +387,6 @@ class Routing:
                 raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
             self._patched.append((module, function))
             module._gradient_checkpointing_func = _with_mixture(function, self.mixture)
-
-
-def find_reader(model: PreTrainedModel) -> tuple[nn.Module, bool]:
-    """Return the module that reads the tokens, and whether it is the encoder of an encoder–decoder."""
-    if bool(model.config.is_encoder_decoder) and model.get_encoder() is not model:
-        return model.get_encoder(), True
-    decoder = getattr(model.base_model, "decoder", None)  # called by itself in OPT
-    return (decoder if isinstance(decoder, PreTrainedModel) else model.base_model), False
-
-
-def _special_tokens(model: PreTrainedModel) -> list[int]:
-    """Return the ids of begin and end of text and of padding, as far as the model has them."""
-    config = model.config.get_text_config()
-    found = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-    ids = [number for entry in found for number in (entry if isinstance(entry, list) else [entry])]
-    return [number for number in ids if number is not None]
 
 
 def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from regard.attention.tracing import break_graph, is_exported
 from regard.errors import UserError
@@ -60,3 +61,11 @@ def has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool
     break_graph(WHOLE_GRAPH)
     has_any = [torch.isin(ids, torch.tensor(sorted(tokens)).to(ids)).any(1) for tokens in modalities.ids.values()]
     return all(bool(rows.all() | ~rows.any()) for rows in has_any)
+
+
+def special_tokens(model: PreTrainedModel) -> list[int]:
+    """Return the ids of begin and end of text and of padding, as far as the model has them."""
+    config = model.config.get_text_config()
+    found = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    ids = [number for entry in found for number in (entry if isinstance(entry, list) else [entry])]
+    return [number for number in ids if number is not None]

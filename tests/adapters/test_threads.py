@@ -1,0 +1,121 @@
+"""A model with adapters that several threads call at once, as those of a server do."""
+
+import copy
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.adapters.shared import SharedAdapters
+from regard.errors import UserError
+from tests.adapters.model_families import filled
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+CALLS: dict[str, Callable[[SharedAdapters, dict[str, Tensor]], Tensor]] = {
+    "forward": lambda adapters, given: adapters(**given).logits,
+    "model": lambda adapters, given: adapters.model(**given).logits,
+    "generate": lambda adapters, given: adapters.generate(**given, **OPTIONS, return_dict_in_generate=True).sequences,
+    "weights": lambda adapters, given: adapters.routing_weights(**given),
+}
+
+
+def some_rows(seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    ids = torch.randint(3, 40, (2, 6 + 3 * seed))
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def make_adapters(kind: str) -> SharedAdapters:
+    adapters = filled("llama", router="discriminant", query="states")
+    for index, name in enumerate(adapters.adapter_names):
+        adapters.fit_router(name, [some_rows(index)])
+    adapters.freeze()
+    return copy.deepcopy(adapters).eval() if kind == "copy" else adapters.eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["discriminant", "copy"])
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_of_two_threads_are_as_if_alone(kind: str, name: str) -> None:
+    adapters = make_adapters(kind)
+    given, call, found = [some_rows(0), some_rows(1)], CALLS[name], dict[int, Tensor]()
+    alone = [call(adapters, one) for one in given]
+    reached, go_on = threading.Event(), threading.Event()
+
+    def wait(*_arguments: Any) -> None:
+        if threading.current_thread() is threads[0] and not reached.is_set():
+            reached.set()
+            go_on.wait(60)
+
+    @torch.no_grad()
+    def run(number: int) -> None:
+        found[number] = call(adapters, given[number])
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(2)]
+    adapters.model.model.layers[0].register_forward_pre_hook(wait)
+    threads[0].start()
+    assert reached.wait(60)
+    threads[1].start()
+    threads[1].join(0.1)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    torch.testing.assert_close([found[0], found[1]], alone)
+
+
+@torch.no_grad()
+def test_weights_are_chosen_in_one_thread_at_a_time() -> None:
+    """They hold for all threads: a streamer's thread generates with those that were chosen outside of it."""
+    adapters, errors, found = filled("llama"), list[UserError](), list[Tensor]()
+    given = some_rows(0)
+
+    def choose() -> None:
+        found.append(adapters(**given).logits)
+        try:
+            with adapters.use_only("task1"):
+                pass
+        except UserError as error:
+            errors.append(error)
+
+    with adapters.use_only("task0"):
+        expected = adapters(**given).logits
+        thread = threading.Thread(target=choose, daemon=True)
+        thread.start()
+        thread.join(60)
+    assert torch.equal(found[0], expected)
+    assert "one thread at a time" in str(errors[0])
+    choose()
+    assert len(errors) == 1
+    assert not torch.equal(found[1], expected)
+
+
+def test_an_interrupted_call_lets_other_threads_go_on() -> None:
+    adapters, given, found = filled("llama"), some_rows(0), list[Any]()
+    layer = adapters.model.model.layers[1]
+
+    def interrupt(*_arguments: Any) -> None:
+        handle.remove()
+        raise KeyboardInterrupt
+
+    for call in (adapters, partial(adapters.generate, **OPTIONS)):
+        handle = layer.register_forward_pre_hook(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            call(**given)
+        thread = threading.Thread(target=lambda: found.append(adapters(**given)), daemon=True)
+        thread.start()
+        thread.join(60)
+    assert len(found) == 2
+
+
+def test_a_removed_pool_keeps_nobody_out() -> None:
+    adapters, given = filled("llama"), some_rows(0)
+    model = adapters.unload()
+    for _ in range(2):
+        thread = threading.Thread(target=model, kwargs=given, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
