@@ -78,6 +78,28 @@ def test_keys_that_an_indexer_selects_are_all_that_is_seen(name: str) -> None:
     assert_equal_to_eager(model_of(name, "ForCausalLM", **LATENT), input_ids=ids())
 
 
+@pytest.mark.parametrize("tail", [True, False])
+def test_queries_whose_indexer_selects_no_key_are_refused_with_eager_attention(tail: bool) -> None:
+    """The host's eager attention then gives them all keys, later ones too, and its SDPA none."""
+    sizes = LATENT | {"qk_rope_head_dim": 0, "index_n_heads": 2, "index_head_dim": 16, "index_kpool": 4}
+    sizes |= {"linear_num_heads": 2, "linear_head_dim": 16, "hc_mult": 2, "num_local_experts": 4}
+    layers = {"layer_types": ["linear_attention", "indexed_attention"]}
+    model = model_of("Glm5NextText", "Model", **sizes, **layers, index_kpool_always_select_tail=tail)
+    for implementation in ("eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        with torch.no_grad():
+            expected = model(ids(), use_cache=False)[0]
+        if implementation == "eager" and not tail:
+            with pytest.raises(UserError, match=r"layers\.1\.self_attn returns .*% other values"), watching(model):
+                pass
+            continue
+        with torch.no_grad(), watching(model, "row_sum") as watch:
+            output = model(ids(), use_cache=False)[0]
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+        empty = (watch.frame("row_sum")["value"] < 1).any()
+        assert empty == (not tail)
+
+
 def test_masks_that_a_host_extends_by_its_own_bias_stay_what_they_are() -> None:
     model = model_of("DeepseekV4", "ForCausalLM", num_key_value_heads=1, head_dim=16, q_lora_rank=16, index_topk=8,
                      moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, o_groups=2, o_lora_rank=8,
