@@ -18,6 +18,8 @@ READS = {
     *("__bool__", "__int__", "__float__", "__index__", "__contains__", "unique", "unique_consecutive"),
 }
 """Functions of tensors that wait for a GPU, for the value or for the size of the result."""
+KINDS = {"bert": transformers.BertModel, "llama": transformers.LlamaModel, "mistral": transformers.MistralModel}
+"""Mistral has sliding windows and eager attention set: its masks are those of all pairs."""
 ON_CPU = "regard/attention/tiles.py"
 """Reads lengths on a CPU alone."""
 
@@ -61,8 +63,10 @@ def count_reads(
     """Return the reads of a forward inside a block, and of those that end the block."""
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers, "num_attention_heads": 4}
     torch.manual_seed(0)
-    make = {"bert": transformers.BertModel, "llama": transformers.LlamaModel}[kind]
-    model = make(make.config_class(vocab_size=99, **sizes)).eval()
+    make = KINDS[kind]
+    sizes |= {"sliding_window": 8, "num_key_value_heads": 2} if kind == "mistral" else {}
+    config = make.config_class(vocab_size=99, **sizes)
+    model = make._from_config(config, attn_implementation="eager" if kind == "mistral" else "sdpa").eval()
     mask = torch.arange(20) < torch.tensor([[20], [13]])
     inputs = {"input_ids": torch.randint(5, 99, (2, 20))}
     if padding:
@@ -75,9 +79,8 @@ def count_reads(
     return reads.counts
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("padding", ["", "right", "left"])
-@pytest.mark.parametrize("kind", ["bert", "llama"])
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("kind, padding", [(kind, side) for side in ("", "right", "left") for kind in KINDS])
 def test_the_default_statistics_read_nothing_of_a_layer(kind: str, padding: str) -> None:
     few, many = (count_reads(kind, layers, padding, regard.watching) for layers in (2, 7))
     assert many == few

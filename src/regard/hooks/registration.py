@@ -52,8 +52,10 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
     else:
         mask = eager_mask(**options) if is_eager else sdpa_mask(**options)
     is_causal = function is causal_mask_function
-    if mask is None or not fits or not (is_causal or function is bidirectional_mask_function):
-        return mask
+    if mask is None:
+        return None
+    if not fits or not (is_causal or function is bidirectional_mask_function):
+        return _add_hint(mask, keep=mask == 0) if is_eager else mask  # of layers that share it, read once
     offset = int(options.get("q_offset", 0)) - int(first) if is_causal else 0
     return _add_hint(mask, causal=is_causal, key_mask=padding, offset=offset)
 
