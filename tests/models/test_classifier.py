@@ -529,13 +529,30 @@ def test_a_trainer_takes_the_same_steps_however_batches_are_split(tmp_path: Path
     assert history[1] == pytest.approx(history[0], rel=1e-3)
 
 
-def test_the_width_of_a_model_that_reads_more_than_text_is_that_of_its_text_model() -> None:
-    """That of PaliGemma's configuration is 2048 whatever the text model has: a traceback said that shapes differ."""
+def paligemma() -> Any:
     text = {"vocab_size": 40, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": PAD, **_SIZES}
-    config = transformers.PaliGemmaConfig(
+    return transformers.PaliGemmaConfig(
         vision_config=transformers.SiglipVisionConfig(**_SIZES, image_size=16, patch_size=8),
         text_config=transformers.GemmaConfig(**text), image_token_id=39, projection_dim=16,
     )  # fmt: skip
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_a_text_model_behind_images_is_read_at_its_last_token(implementation: str) -> None:
+    """With eager attention the first token of PaliGemma sees itself alone: its state was the same for all texts."""
+    base = transformers.PaliGemmaModel._from_config(paligemma(), attn_implementation=implementation).eval()
+    model = Classifier.from_loaded(Loaded(base, tokenizer(30), "paligemma", "of the weights"), CLASSES).eval()
+    assert model.head.pooling == "last"
+    one, other = torch.tensor([[1, 5, 6, 7]]), torch.tensor([[1, 8, 9, 10]])
+    with torch.no_grad():
+        logits = [model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits for ids in (one, other)]
+    assert not torch.equal(*logits)
+
+
+def test_the_width_of_a_model_that_reads_more_than_text_is_that_of_its_text_model() -> None:
+    """That of PaliGemma's configuration is 2048 whatever the text model has: a traceback said that shapes differ."""
+    config = paligemma()
     assert config.hidden_size == 2048
     model = Loaded(transformers.PaliGemmaModel(config).eval(), tokenizer(30), "paligemma", "of the weights")
     assert Classifier.from_loaded(model, CLASSES)(**rows()).logits.shape == (3, 3)

@@ -279,9 +279,14 @@ def _hidden_size(config: Any) -> int:
 
 
 def reads_to_the_right(config: Any) -> bool:
-    """Whether a model with this configuration is causal: a token sees the ones before it alone."""
-    name = original_type(config)
-    return name == "regard" or getattr(config, "is_decoder", False) or (name in CAUSAL and name not in MASKED)
+    """Whether a model with this configuration is causal: a token sees the ones before it alone.
+
+    So is one whose text model is, though PaliGemma's prompts see all of themselves where its masks are those of SDPA.
+    """
+    name, text = original_type(config), getattr(config, "text_config", None)
+    if name == "regard" or getattr(config, "is_decoder", False) or (name in CAUSAL and name not in MASKED):
+        return True
+    return text is not None and text is not config and reads_to_the_right(text)
 
 
 def _resolve_pooling(config: ClassifierConfig, base_config: Any) -> Pooling:
