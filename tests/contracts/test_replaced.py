@@ -128,6 +128,23 @@ def test_a_model_that_was_changed_is_refused(build: Callable) -> None:
         regard.replaced(model, constants_for(model))
 
 
+class RoundingLinear(torch.nn.Linear):
+    """As BitNet's `AutoBitLinear`: no layer of the model's class, with a weight of the same name."""
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(states, self.weight.round(decimals=1), self.bias)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("part, kind", [("query", "constants"), ("query", "sigmoid"), ("value", "constants")])
+def test_linear_layers_of_another_class_are_refused(build: Callable, part: str, kind: str) -> None:
+    """Queries ended in a traceback of Transformers, the others silently in layers of the plain class."""
+    model = copy.deepcopy(build("Bert"))
+    getattr(model.encoder.layer[0].attention.self, part).__class__ = RoundingLinear
+    with pytest.raises(regard.UserError, match=r"not those of its class, such as encoder.layer.0.attention.self"):
+        regard.replaced(model, constants_for(model) if kind == "constants" else kind)
+
+
 def test_another_attention_is_refused(build: Callable) -> None:
     model = build("Bert")
     with pytest.raises(regard.UserError, match="to 'sdpa'; leave it as it is"):

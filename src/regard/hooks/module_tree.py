@@ -47,3 +47,10 @@ def _walk(model: nn.Module) -> list[tuple[str, nn.Module]]:
             prefix = f"{path}." if path else ""
             pending.extend((prefix + name, child) for name, child in reversed(module._modules.items()))
     return [(path, module) for module, path in paths.items()]
+
+
+def unlike_layers(model: nn.Module, copied: nn.Module) -> list[str]:
+    """Return the paths of linear layers of a class of their own, which are of another one in a copy of the model."""
+    found = {name: type(layer) for name, layer in copied.named_modules()}
+    linear = [(name, type(layer)) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    return [name for name, kind in linear if kind not in (nn.Linear, found.get(name))]

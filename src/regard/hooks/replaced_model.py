@@ -20,6 +20,7 @@ from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import find_attention_layers
+from regard.hooks.module_tree import unlike_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
@@ -189,10 +190,12 @@ def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Ten
     """Return a model of a class with all of a state, each part in its precision. UserError if some has no place."""
     with suppress_logging():
         built, report = model_class.from_pretrained(
-            None, config=config, state_dict=dict(state), dtype=model.dtype, output_loading_info=True
-        )
-    stray = sorted({*report["missing_keys"], *report["unexpected_keys"], *map(str, report["mismatched_keys"])})
-    stray = stray or sorted({*built.state_dict()} ^ {*state})
+            None, config=config, state_dict={**state}, dtype=model.dtype, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    mismatched = {key for key, *_ in report["mismatched_keys"]}
+    stray = sorted({*report["missing_keys"], *report["unexpected_keys"], *mismatched})
+    stray = stray or sorted({*built.state_dict()} ^ {*state}) or unlike_layers(model, built)
     if stray:
         raise UserError(
             f"cannot make a replaced model of this {type(model).__name__}: its parts are not those of its "
