@@ -361,6 +361,11 @@ def test_rows_without_a_text_are_left_out_and_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="1 of 41 rows have nothing in the column 'text'"):
         assert message_of(path).endswith(f"a text and a label of the task 'c' in {path}, none of 1 has both")
     path = write(tmp_path / "mine.jsonl", [row | {"text": ""} for row in rows])
+    assert message_of(path).endswith(f"values in the column 'text' of {path}, none of 40 rows has one")
+    path = write(
+        tmp_path / "mine.jsonl",
+        [row | {"text": "" if at % 2 else "x"} | {"label": "y" * (at % 2)} for at, row in enumerate(rows)],
+    )
     assert message_of(path).endswith(f"the columns 'label' and 'text' of {path}, none of 40 rows has all")
 
 
@@ -429,6 +434,9 @@ def test_minus_one_that_no_training_row_has_is_no_label(tmp_path: Path) -> None:
         assert (stream.metadata["left_out"], "minus_one" in stream.metadata) == ({"a": 3}, False)
         said = message_of(path, missing_values="refuse")
         assert said == f"stream: expected a label in {path}, line 21, got -1, which no training row of its task has"
+    blank = [row | {"text": " "} for row in labeled(1, -2, split="train")]  # left out, so its label says nothing
+    stream, warning = told(write(tmp_path / "mine.jsonl", [*rows, *blank, *labeled(3, -1, split="test")]))
+    assert "4 of 24 rows have nothing in the column 'text' or -1 in the column 'label'" in warning
     negative = [row | {"label": row["label"] - 3} for row in rows]
     assert "'a/-1'" in message_of(write(tmp_path / "mine.jsonl", [*negative, *labeled(3, -1, split="test")]))
     path = write(tmp_path / "mine.jsonl", [*rows[:10], *labeled(3, -1, split="test")])
@@ -611,7 +619,7 @@ def test_an_instruction_may_say_all(tmp_path: Path) -> None:
     assert sorted(task.train.inputs)[0].endswith(".\nOutput: ")
     paired = [row | {"text": "", "text_pair": "two"} for row in rows]
     assert message_of(write(tmp_path / "b.jsonl", paired)).endswith(
-        "and 'text' of " + f"{tmp_path / 'b.jsonl'}, none of 20 rows has all"
+        "the column 'text' of " + f"{tmp_path / 'b.jsonl'}, none of 20 rows has one"
     )
 
 
@@ -705,7 +713,7 @@ def test_blanks_around_names_are_none_and_case_is_told(tmp_path: Path) -> None:
     shouted = [
         row | {"text": f"loud {at}", "label": str(row["label"]).upper()} for at, row in enumerate(records("mood"))
     ]
-    with pytest.warns(UserWarning, match=r"labels of 'mood' that differ in case alone are told apart, as NO and no"):
+    with pytest.warns(UserWarning, match=r"in case alone are told apart, as NO and no; write them alike if they"):
         read_stream(write(tmp_path / "case.csv", records("mood") + shouted))
     both = records("mood") + [row | {"text": f"other {at}"} for at, row in enumerate(records("Mood"))]
     with pytest.warns(UserWarning, match=r"tasks of .* that differ in case alone are told apart, as mood and Mood"):

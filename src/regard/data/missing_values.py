@@ -47,16 +47,18 @@ def find_complete(
     for column in (label, *texts):
         complete_without = may_lack.get(column, ())
         if complete_without or any(column in values for values, _ in rows):
-            lacking = (index for index, (values, _) in enumerate(rows) if is_nothing(values.get(column)))
-            empty[column] = [index for index in lacking if index not in complete_without]
+            blank = (index for index, (values, _) in enumerate(rows) if is_nothing(values.get(column)))
+            empty[column] = [index for index in blank if index not in complete_without]
     left_out = {index for indices in empty.values() for index in indices}.union(marked)
     complete = [index for index in range(len(rows)) if index not in left_out]
     if not complete and rows:
         if len({*empty.get(label, ()), *marked}) == len(rows):
             expected, got = f"labels in the column {label!r} of {path}", f"none of {len(rows)} rows has one"
         else:
-            columns, got = " and ".join(map(repr, empty)), f"none of {len(rows)} rows has all"
-            expected = f"values in the columns {columns} of {path}"
+            lacking = [column for column, indices in empty.items() if indices or (marked and column == label)]
+            several = len(lacking) > 1
+            got = f"none of {len(rows)} rows has {'all' if several else 'one'}"
+            expected = f"values in the column{'s' * several} {' and '.join(map(repr, lacking))} of {path}"
         raise UserError(f"{option}: expected {expected}, {got}")
     if left_out:
         nothing = [f"nothing in the column {column!r}" for column, indices in empty.items() if indices]

@@ -18,7 +18,7 @@ def warn_of_names_alike(names: Iterable[str], what: str, option: str = STREAM) -
         in_case = len({name.casefold() for name in alike}) == 1
         shown = " and ".join(alike if in_case else map(ascii, alike))
         differ = f"differ in {'case' if in_case else 'Unicode form or signs that are not seen'} alone"
-        warn_user(f"{option}: {what} that {differ} are told apart, as {shown}")
+        warn_user(f"{option}: {what} that {differ} are told apart, as {shown}; write them alike if they are one")
 
 
 def warn_of_labels_alike_between(tasks: Sequence[RawTask]) -> None:

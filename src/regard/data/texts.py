@@ -343,7 +343,7 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
     return Texts.of(documents, "given in Python")
 
 
-def _text_column(names: Iterable[Any]) -> str:
-    """Return the name of the column that holds texts, as far as names say it."""
-    known = [str(name) for name in names]
+def _text_column(names: Iterable[Any]) -> Any:
+    """Return the name of the column that holds texts, as far as names say it: a string, a number or a tuple."""
+    known = [name.item() if hasattr(name, "item") else name for name in names]
     return known[0] if known and "text" not in known else "text"

@@ -99,10 +99,10 @@ def read_user_tasks(
     records = _drop_incomplete(every, columns, path, missing_values, marked, unpaired)
     tasks: dict[str, dict[str, list[_UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
-    rows = _read_rows(records, columns, path, () if only_task is not None else ("task",))
+    read = _read_rows(records, columns, path, () if only_task is not None else ("task",))
     if only_task is not None:
         warn_user(f"stream: {path} has no column 'task': its rows are one task, {only_task!r}")
-    for row, record in zip(rows, records, strict=True):
+    for row, record in zip(read, records, strict=True):
         name = only_task
         if name is None:
             name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
@@ -116,14 +116,12 @@ def read_user_tasks(
     if lost := next((name for name in left_out if name and name not in tasks), None):
         expected = f"expected rows with a text and a label of the task {lost!r} in {path}"
         raise UserError(f"stream: {expected}, none of {left_out[lost]} has both")
-    if has_splits:
-        return [_make_task(name, splits, str(path), columns, left_out=left_out[name]) for name, splits in tasks.items()]
-    dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
-    source = f"{path}, {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
-    return [
-        _make_task(name, splits, source, columns, (seed, path), left_out=left_out[name])
-        for name, splits in tasks.items()
-    ]
+    source = str(path)
+    if not has_splits:
+        dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
+        source += f", {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
+    division = None if has_splits else (seed, path)
+    return [_make_task(name, rows, source, columns, division, left_out=left_out[name]) for name, rows in tasks.items()]
 
 
 def _drop_incomplete(
@@ -174,7 +172,8 @@ def _find_marked(
         return set()
     trained: dict[str, list[Any]] = defaultdict(list)
     for record, (task, is_trained) in zip(records, places, strict=True):
-        if is_trained:
+        has_text = missing_values == "refuse" or not is_nothing(record.values.get(columns.text))  # else left out
+        if is_trained and (has_text or columns.may_lack_text(record.values)):
             trained[task].append(undo_float(record.values.get("label")))
     no_label = {task: missing_values == "skip-minus-one" or marks_none(labels) for task, labels in trained.items()}
     return {

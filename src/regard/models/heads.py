@@ -193,6 +193,13 @@ def find_same_words(classes: Sequence[str], tokenizer: Any) -> tuple[str, str] |
     return _find_same_tokens(classes, tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"])
 
 
+def find_longer_words(classes: Sequence[str], tokenizer: Any, max_length: int) -> str | None:
+    """Return the first class name whose words are more tokens than a model takes; None without one."""
+    words = [split_label(name) for name in classes]
+    ids = tokenizer(words, padding=False, truncation=False, verbose=False)["input_ids"]
+    return next((name for name, row in zip(classes, ids, strict=True) if len(row) > max_length), None)
+
+
 def _find_same_tokens(classes: Sequence[str], ids: Sequence[Sequence[int]]) -> tuple[str, str] | None:
     first_class: dict[tuple[int, ...], str] = {}
     pairs = ((first_class.setdefault(tuple(row), name), name) for name, row in zip(classes, ids, strict=True))

@@ -100,7 +100,11 @@ def test_classes_that_are_no_words_keep_their_linear_head(names: tuple[str, ...]
     "names, told",
     [
         (("Cat", "cat"), "'Cat' and 'cat' are the same tokens; rename one, or both alike if they are one class"),
-        (("class_1", "class_2"), f"two labels are the same but for digits; {READS_LABELS}"),
+        (("class_1", "class_2"), f"two labels are the same but for digits or case; {READS_LABELS}"),
+        (
+            ("cat", "dog " * 600),
+            f"the label '{'dog ' * 10}…' has more than the 512 tokens that the model takes; shorten it",
+        ),
         (("A", "dog"), f"the label 'A' is none; {READS_LABELS}"),
     ],
 )
@@ -113,7 +117,8 @@ def test_the_head_of_labels_is_advised_where_it_is_not_refused(names: tuple[str,
     if READS_LABELS in told:
         assert encode_labels(minilm(), minilm().model, classes, "mean").shape == (2, 384)
     else:
-        with pytest.raises(UserError, match="labels collide: 'Cat' and 'cat' are the same words"):
+        refused = r"labels collide: 'Cat' and 'cat' are the same words|at most 512 tokens for a class"
+        with pytest.raises(UserError, match=refused):
             encode_labels(minilm(), minilm().model, classes, "mean")
 
 

@@ -391,6 +391,16 @@ def test_the_embedded_model_on_the_default_text() -> None:
             "a DataFrame; pass one of its columns, as texts['body']",
         ),
         (
+            {"texts": pd.DataFrame([["a"]])},
+            "texts: expected a list of at least one document, each a string; got "
+            "a DataFrame; pass one of its columns, as texts[0]",
+        ),
+        (
+            {"texts": pd.DataFrame([["a"]], columns=pd.MultiIndex.from_tuples([("post", "body")]))},
+            "texts: expected a list of at least one document, each a string; got "
+            "a DataFrame; pass one of its columns, as texts[('post', 'body')]",
+        ),
+        (
             {"texts": {"text": ["a"]}},
             "texts: expected a list of at least one document, each a string; got "
             "a dict; pass one of its columns, as texts['text']",

@@ -56,7 +56,7 @@ def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded
         stream: The tasks.
         loaded: The model that all of them begin with.
     """
-    from regard.models.heads import are_distinct_words, find_same_words
+    from regard.models.heads import are_distinct_words, find_longer_words, find_same_words
     from regard.models.limits import maximum_length
 
     if stream.text or not _suits_labels(configs, loaded):
@@ -72,8 +72,10 @@ def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded
     if same := find_same_words(stream.classes, tokenizer):
         advice = "rename one, or both alike if they are one class"
         return f"{problem}: '{same[0]}' and '{same[1]}' are the same tokens; {advice}"
+    if limit is not None and (long := find_longer_words(stream.classes, tokenizer, limit)):
+        return f"{problem}: the label '{long[:40]}…' has more than the {limit} tokens that the model takes; shorten it"
     unknown = [name for name in stream.classes if not are_distinct_words([name], tokenizer, limit)]
-    named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits"
+    named = f"the label '{unknown[0]}' is none" if unknown else "two labels are the same but for digits or case"
     return f"{problem}: {named}; {_READ_LABELS}"
 
 
