@@ -292,4 +292,4 @@ def test_a_score_that_is_no_number_is_told() -> None:
     assert "is not a finite number" in make_page(runs, compare_settings(runs), compare_figures(runs))
     runs["bad"] = ReplaceResult(scores[scores["task"] == "cola"], replaced_run.heads(), pd.DataFrame(), {})
     lacking = next(name for name in figures if not name.startswith("cola"))
-    assert any(note.startswith(f"bad has no {lacking}") for note in list_notes(runs, compare_settings(runs)))
+    assert any(note.startswith(f"bad has no {lacking}; ") for note in list_notes(runs, compare_settings(runs)))

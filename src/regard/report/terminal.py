@@ -1,5 +1,6 @@
 """What the summaries for a terminal of 80 columns share."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -20,15 +21,30 @@ def plain(text: str) -> str:
 def summary(
     title: str, ledes: Iterable[str], blocks: Iterable[Sequence[str] | Text], notes: Iterable[str] = ()
 ) -> Group:
-    """Return a bold title, sentences that wrap, blocks of lines that are cut, and sentences at the end."""
+    """Return a bold title, sentences that wrap, blocks of lines, and sentences at the end.
+
+    Lines of more than 80 columns go on in an indented one; in a narrower terminal they are cut.
+    """
     parts: list[RenderableType] = [Text(plain(title), style="bold"), *(Text(plain(lede)) for lede in ledes if lede)]
     for block in blocks:
         if isinstance(block, Text):
             parts += [Text(), block]
         elif block:
-            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in block)]
+            lines = [part for line in block for part in wrap_line(line)]
+            parts += [Text(), *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines)]
     sentences = [Text(plain(note)) for note in notes if note]
     return Group(*parts, *([Text()] if sentences else []), *sentences)
+
+
+def wrap_line(line: str) -> list[str]:
+    """Return a line in parts of 80 columns at most, all but the first indented by four."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False) or [line]
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text in a width, without its middle where it is longer: names of parts differ at the end."""
+    start = (width - 1) // 3
+    return text if len(text) <= width else f"{text[:start]}…{text[len(text) - (width - 1 - start) :]}"
 
 
 def sparkline(values: Sequence[float] | np.ndarray, most: int = 48) -> str:

@@ -44,7 +44,7 @@ def _describe_column(column: pd.Series) -> str:
     return f"{column.name} was measured for {list_some(values, MAX_LISTED)}"
 
 
-def list_some(values: Sequence[Any], most: int) -> str:
+def list_some(values: Sequence[Any], most: int, separator: str = ", ") -> str:
     """Return so many of the values, and the number of the others."""
     rest = len(values) - most
-    return ", ".join(map(str, values[:most])) + (f" and {rest} more" if rest > 0 else "")
+    return separator.join(map(str, values[:most])) + (f" and {rest} more" if rest > 0 else "")

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from tokenizers import Tokenizer, decoders, models
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 import regard
+from regard.commands.explore.prediction import _name as name_of
 from regard.commands.explore.prediction import predict, tabulate
 from regard.commands.explore.session import MAX_CHARACTERS, Session
 from regard.commands.explore.stages import Stages, open_stages
@@ -34,6 +36,17 @@ def make(kind: str) -> Any:
     config = tf.BertConfig(**SIZES, num_labels=3, id2label={0: "bad", 1: "fair", 2: "good"})
     kinds = {"mask": tf.BertForMaskedLM, "class": tf.BertForSequenceClassification, "states": tf.BertModel}
     return kinds[kind](config).eval()
+
+
+def test_the_blank_before_a_word_is_shown() -> None:
+    """SentencePiece decodes none at the beginning: the word and the end of another one looked alike."""
+    vocabulary = [("<unk>", 0.0), ("\u2581cat", -1.0), ("cat", -1.0), ("\u2581", -2.0)]
+    pieces = Tokenizer(models.Unigram(vocabulary, unk_id=0, byte_fallback=False))
+    pieces.decoder = decoders.Metaspace()
+    stage: Any = SimpleNamespace(
+        kind="next", loaded=SimpleNamespace(tokenizer=tf.PreTrainedTokenizerFast(tokenizer_object=pieces))
+    )
+    assert [name_of(stage, index) for index in (1, 2, 3)] == ["\u2423cat", "cat", "\u2423"]
 
 
 def saved(kind: str, folder: Path) -> str:

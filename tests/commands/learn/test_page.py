@@ -10,10 +10,11 @@ import pytest
 from regard.commands.learn.charts import MAX_TASK_PANELS
 from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MAX_NUMBERS, MEAN, make_matrix_data
-from regard.commands.learn.metrics import METRICS, find_baseline, format_fixed, sum_costs
+from regard.commands.learn.metrics import METRICS, Estimate, find_baseline, format_fixed, sum_costs
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import find_unfinished_runs, has_one_order, task_names
 from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings
+from regard.commands.learn.words import _compare_forgetting as compare_forgetting
 from regard.continual.metrics import metrics_table
 from regard.report.page import libraries
 from tests.commands.learn import learned
@@ -666,6 +667,23 @@ def test_scores_and_their_means_are_enough() -> None:
     parts = ("differences", "cost", "diagnostics", "beside", "interference", "stream", "settings")
     assert not {f"{part}-title" for part in parts} & ids(page)
     assert "regard learn yahoo-split --method finetune,prescale,joint --seeds 39,123,508" in page.text
+
+
+@pytest.mark.parametrize(
+    "points, told",
+    [
+        ((-14.93, 16.0), ["a gains most on earlier tasks, 14.93 points", "b forgets most, 16.00 points"]),
+        (
+            (-14.93, -1.0),
+            ["a gains most on earlier tasks, 14.93 points", "b gains least on earlier tasks, 1.00 points"],
+        ),
+        ((2.0, 16.0), ["a forgets least, 2.00 points", "b forgets most, 16.00 points"]),
+        ((-0.001, 0.5), ["a forgets least, 0.00 points", "b forgets most, 0.50 points"]),
+    ],
+)
+def test_forgetting_of_less_than_nothing_is_a_gain(points: tuple[float, float], told: list[str]) -> None:
+    estimates = {name: Estimate(1, mean, mean, mean) for name, mean in zip("ab", points, strict=True)}
+    assert compare_forgetting(["b", "a"], estimates) == told
 
 
 @pytest.mark.exhaustive

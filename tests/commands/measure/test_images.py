@@ -1,6 +1,7 @@
 """`regard measure` on images: vision models, vision-language models, and what is refused."""
 
 import functools
+import re
 import shutil
 import types
 from collections.abc import Callable
@@ -124,6 +125,9 @@ def test_the_command_reads_a_folder_with_a_prompt(folder: Path, regard: Regard, 
     assert result.tokens is not None
     assert "<image>" in set(result.tokens["token"])
     assert "nan" not in ended.out
+    shown = re.search(r"([\d.]+) %  text to first image", ended.out)
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(first.dropna(subset=["head"])["value"].mean(), abs=0.06)
 
 
 def test_labels_of_a_processor_are_not_passed(folder: Path) -> None:

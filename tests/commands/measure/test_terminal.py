@@ -41,6 +41,22 @@ def test_map_stands_at_the_strongest_position(made: SimpleNamespace) -> None:
     assert re.search(r"1\s+40\s+50\s+60", text)
 
 
+def test_sites_that_differ_at_the_end_of_long_names_are_told_apart(made: SimpleNamespace) -> None:
+    """Lines and names of norms were cut at the end."""
+    sites = [f"encoder@model.vision_language_model.{part}_tower.layers" for part in ("first", "second")]
+    axes, rates = ("layer", "head", "position"), np.ones((2, 3, 4))
+    tables = [made.rows("key_norm", rates + np.arange(4), axes, site=site) for site in sites]
+    tables += [made.rows("sink_rate", rates[0, 0], ("position",), epsilon=0.3, site=site) for site in sites]
+    token = {"layer": None, "head": None, "position": 0, "token": "a" * 30, "count": 3, "share": 0.5}
+    text = shown(pd.concat(tables), {}, pd.DataFrame([{"site": site, **token} for site in sites]))
+    for part in ("first", "second"):
+        assert text.count(f"{part}_tower.layers at position") == 1
+        assert re.search(rf"^  Key norm,…\S*{part}_tower.layers +\d", text, re.MULTILINE)
+        assert text.replace("\n    ", " ").count(f"{part}_tower.layers: 1.000 at position 0 (whole model)") == 1
+        assert text.count(f"{part}_tower.layers\n") >= 1
+    assert max(map(len, text.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("site, position", [("decoder", 2), ("encoder", 6)])
 def test_late_positions_of_causal_models_are_not_the_strongest(made: SimpleNamespace, site: str, position: int) -> None:
     """Position 6 of 8 is an average over two queries there, and over all of them in an encoder."""

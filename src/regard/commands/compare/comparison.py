@@ -34,7 +34,7 @@ MAX_SETTINGS = 60
 """Settings that are shown."""
 _PLACE = "position"
 """How figures end of which no difference is meant."""
-MAX_NAMES = 8
+MAX_NAMES, BETWEEN = 8, "; "  # names of figures have commas
 """Figures that a note names."""
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
@@ -167,10 +167,11 @@ def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> 
         if undefined:
             why = "a loss that diverged, or a score that these predictions do not have, as a correlation of equal ones"
             notes.append(
-                f"{run}: {list_some(undefined, MAX_NAMES)} is not a finite number for at least one seed ({why})"
+                f"{run}: {list_some(undefined, MAX_NAMES, BETWEEN)} is not a finite number for at least one seed "
+                f"({why})"
             )
         if lacks := [name for name in all_names if name not in of_run]:
-            notes.append(f"{run} has no {list_some(lacks, MAX_NAMES)}")
+            notes.append(f"{run} has no {list_some(lacks, MAX_NAMES, BETWEEN)}")
     return notes
 
 

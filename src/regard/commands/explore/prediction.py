@@ -15,6 +15,7 @@ from regard.commands.explore.stages import Stage
 from regard.report.labels import visible
 
 TOP = 5
+BLANK = "\u2581"  # how SentencePiece writes the blank before a word
 TITLES = {
     "class": "Class",
     "mask": "Word at the first mask",
@@ -115,7 +116,9 @@ def _number(value: Tensor | float | None) -> float | None:
 def _name(stage: Stage, index: int) -> str:
     if stage.kind == "class":
         return str(stage.classes[index])
-    text = stage.loaded.tokenizer.decode([index])
+    text, token = stage.loaded.tokenizer.decode([index]), str(stage.loaded.tokenizer.convert_ids_to_tokens(index))
     if "\ufffd" in text:  # a part of a character: several tokens would read the same
-        text = str(stage.loaded.tokenizer.convert_ids_to_tokens(index))
+        text = token
+    elif token.startswith(BLANK) and not text.startswith(" "):  # SentencePiece decodes no blank at the beginning
+        text = f" {text}"
     return visible(text) or f"#{index}"

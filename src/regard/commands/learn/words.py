@@ -134,15 +134,22 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
     if not methods:
         return []
     most, least = find_ties(methods, forgetting), find_ties(methods[::-1], forgetting)
-    forget = {True: "forget", False: "forgets"}
     if len(most) == len(methods):
-        same = "the same, " if most[1:] else ""
-        return [f"{join_names(most)} {forget[len(most) > 1]} {same}{format_fixed(forgetting[most[0]].mean)} points"]
+        return [_say_forgetting(most, "the same" if most[1:] else "", forgetting[most[0]].mean)]
     return [
-        f"{join_names(names)} {forget[len(names) > 1]} {extreme}, {format_fixed(forgetting[names[0]].mean)} points"
-        f"{' each' if names[1:] else ''}"
+        _say_forgetting(names, extreme, forgetting[names[0]].mean) + (" each" if names[1:] else "")
         for names, extreme in ((least, "least"), (most, "most"))
     ]
+
+
+def _say_forgetting(names: Sequence[str], extreme: str, points: float) -> str:
+    """Say how much methods forget; less than nothing is a gain, of which who forgets least has most."""
+    gains = round(points, 2) < 0
+    verb = ("gain" if gains else "forget") + ("" if names[1:] else "s")
+    extreme = {"least": "most", "most": "least"}.get(extreme, extreme) if gains else extreme
+    words = [verb, extreme, "on earlier tasks" if gains else ""]
+    said = " ".join(word for word in words if word) + (", " if extreme else " ")
+    return f"{join_names(names)} {said}{format_fixed(abs(points))} points"
 
 
 def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from regard.report import colors, labels, terminal
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.page import KeyFigure
-from regard.report.terminal import WIDTH, sparkline
+from regard.report.terminal import WIDTH, shorten, sparkline, wrap_line
 
 MAXIMA = ("common_sink_ratio", "over_smoothing", "hidden_norm_sink_ratio", "perturbation_spread")
 MINIMA = ("matrix_entropy",)
@@ -25,6 +25,7 @@ BY_LAYER = ("over_smoothing", "perturbation_spread")
 """Statistics shown as a line over the layers."""
 NORMS = ("hidden_norm", "key_norm", "value_norm")
 SINKS = "sink_rate"
+MODALITIES, _MODALITY_TITLE = "modality_mass_", "Modality mass"
 MAPS = (SINKS, "column_mass")
 """Statistics shown as a map, by priority; else the first one with heads."""
 Name = Callable[[Measure], str]
@@ -134,6 +135,7 @@ def summary(table: pd.DataFrame, metadata: dict[str, Any], tokens: pd.DataFrame 
     maps = [_map(measure, name, metadata) for measure in _mapped(all_measures)]
     lines = [
         [line for measure in all_measures for line in _of_model(measure, name, metadata)],
+        _by_modality(all_measures, name),
         _tokens(tokens),
         [line for measure in all_measures for line in _by_layer(measure, name)],
         _norms(all_measures, name),
@@ -175,8 +177,8 @@ def _map(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> Text:
     position = "" if selected.position is None else f" at position {selected.position}"
     scale = "" if unit == "%" else f" of the largest, {labels.number(top)}"
     text = Text(no_wrap=True)
-    text.append(f"{name(measure)}{position}, layers × heads", style="bold")
-    text.append(f" ({'tens of ' if width == 1 else ''}%{scale})")
+    title = f"{name(measure)}{position}, layers × heads ({'tens of ' if width == 1 else ''}%{scale})"
+    text.append("\n".join(wrap_line(title)), style="bold")
     per_row = (WIDTH - MARGIN) // width
     for start in range(0, count, per_row):
         columns = slice(start, start + per_row)
@@ -223,6 +225,17 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
     return [f"{name(measure)}: {labels.number(value)}{margin}{percent} at position {position} (whole model)"]
 
 
+def _by_modality(all_measures: Sequence[Measure], name: Name) -> list[str]:
+    """Return the attention that tokens of each modality pay to those of each, with the site where there are several."""
+    lines = []
+    for measure in all_measures:
+        block = heads(measure) if measure.statistic.startswith(MODALITIES) else None
+        if block is not None and np.isfinite(block.values).any():
+            title = name(measure).replace(_MODALITY_TITLE, "").replace(", ", "  ")
+            lines.append(f"  {labels.number(float(np.nanmean(block.values)), 3):>6} %  {title.strip()}")
+    return ["Attention by modality, mean over layers and heads", *lines] if lines else []
+
+
 def _tokens(tokens: pd.DataFrame | None) -> list[str]:
     best = top_tokens(tokens, 5)
     lines = ["Sink tokens, share of strongest columns"] if len(best) else []
@@ -265,4 +278,4 @@ def _norm(name: str, block: Block) -> str:
     index = int(np.nanargmax(np.where(np.isnan(ratio), -1.0, ratio)))
     layer, position = block.coordinates["layer"][index], block.coordinates["position"][0]
     first_norm, mean_norm = labels.number(float(first[index])), labels.number(float(others[index]))
-    return f"  {name[:29]:<30}{layer:>6}{position:>10}{first_norm:>12}{mean_norm:>12}"
+    return f"  {shorten(name, 29):<30}{layer:>6}{position:>10}{first_norm:>12}{mean_norm:>12}"
