@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -98,9 +99,13 @@ def test_heads_that_are_split_over_processes_are_refused(mesh: DeviceMesh) -> No
     for layer in split.model.layers:
         parallelize_module(layer.self_attn, mesh["heads"], {**plan, "o_proj": RowwiseParallel()})
     marked._tp_size = 2  # as `from_pretrained(…, tp_plan=…)` leaves it, whose weights may be plain tensors
-    for model in (split, sharded(split, mesh), marked):
+    inside = built("Llama")
+    fully_shard(nn.Sequential(inside), mesh=mesh["shards"])
+    perhaps = r"\(tensor parallelism, or fully_shard of a module around it alone\)"
+    for model in (split, sharded(split, mesh), marked, inside):
+        told = perhaps if model in (split, inside) else r"\(tensor parallelism\)"
         for use in (regard.watching(model), regard.replacing(model, "sigmoid")):
-            with pytest.raises(UserError, match=r"split over processes \(tensor parallelism\)"), use:
+            with pytest.raises(UserError, match=rf"split over processes {told}"), use:
                 pass
-        with pytest.raises(UserError, match=r"split over processes \(tensor parallelism\)"):
+        with pytest.raises(UserError, match=rf"split over processes {told}"):
             regard.SharedAdapters(model)

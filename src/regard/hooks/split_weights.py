@@ -32,9 +32,11 @@ def check_heads_are_whole(model: nn.Module) -> None:
     splits = max(map(_count_splits, _parts(modules)), default=0)
     is_marked = any((vars(module).get("_tp_size") or 1) > 1 for module in modules)
     if is_marked or (splits and splits > _is_gathered(modules)):
+        is_known = is_marked or _is_gathered(modules)
+        cause = "tensor parallelism" if is_known else "tensor parallelism, or fully_shard of a module around it alone"
         raise UserError(
             f"model: expected whole heads in every process, those of {type(model).__name__} are split over processes "
-            "(tensor parallelism); load it without tp_plan, or shard it by fully_shard"
+            f"({cause}); load it without tp_plan, or shard its blocks and itself by fully_shard"
         )
 
 
