@@ -396,3 +396,8 @@ def test_layers_with_the_same_tensor_are_saved(tmp_path: Path) -> None:
     shared = Constants(matrices={("encoder", 0): matrix, ("encoder", 1): matrix}, origin=Origin(source="average"))
     found = Constants.load(shared.save(tmp_path / "c"))
     assert all(found.matrices["encoder", layer].equal(matrix) for layer in (0, 1))
+
+
+def test_the_repr_of_constants_is_one_short_line(model: Any) -> None:
+    shown = repr(average_attention(model, [inputs()], length=LENGTH))
+    assert shown == f"Constants(average, 2 layers, 8 heads, length {LENGTH})"

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from regard.data import load_python_documentation, make_text_windows, read_texts
+from regard.data import Examples, Texts, load_python_documentation, make_text_windows, read_texts
+from regard.data.stream import TextPairs
 from regard.data.tables import read_records
 from regard.data.texts import _read_docstrings, _remove_rules
 from regard.errors import UserError
@@ -189,3 +190,10 @@ def test_a_csv_has_a_header_of_different_names_and_fields_of_any_length(tmp_path
     assert [record["label"] for _, record in read_records(unnamed)] == ["a"]
     with pytest.raises(UserError, match=r"expected CSV in .*c.csv, line 1: a CR stands alone; end lines with LF"):
         list(read_records(old))
+
+
+def test_reprs_of_texts_and_rows_are_short() -> None:
+    long = "word " * 1000
+    assert repr(Texts.of([long, long], "a book")) == "Texts(2 documents, a book)"
+    assert repr(Examples(texts=((long,),), labels=(0,))) == "Examples(1 rows)"
+    assert repr(TextPairs(inputs=(long,), targets=((long,),))) == "TextPairs(1 rows)"

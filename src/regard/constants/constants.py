@@ -70,6 +70,11 @@ class Constants:
         if queries != keys:
             raise UserError(f"constants: expected as many queries as keys, got {queries} and {keys}")
 
+    def __repr__(self) -> str:
+        """Say in one line what they are; the matrices of one layer alone would fill a page."""
+        count, source = len(self.matrices), self.origin.source
+        return f"Constants({source}, {count} layer{'s' * (count > 1)}, {len(self.heads)} heads, length {self.length})"
+
     @property
     def length(self) -> int:
         """Longest input in tokens."""

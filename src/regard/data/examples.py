@@ -22,6 +22,10 @@ class Examples:
     def __len__(self) -> int:
         return len(self.texts)
 
+    def __repr__(self) -> str:
+        """Say how many there are, without their text."""
+        return f"Examples({len(self)} rows)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Task:

@@ -46,6 +46,10 @@ class TextPairs:
     def __len__(self) -> int:
         return len(self.inputs)
 
+    def __repr__(self) -> str:
+        """Say how many there are, without their text."""
+        return f"TextPairs({len(self)} rows)"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _StreamTask(Generic[Rows]):

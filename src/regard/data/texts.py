@@ -112,6 +112,10 @@ class Texts:
             digest.update(document.encode("utf-8") + b"\0")
         return cls(tuple(documents), source, digest.hexdigest())
 
+    def __repr__(self) -> str:
+        """Say how many documents there are, without their text."""
+        return f"Texts({len(self.documents)} documents, {self.source})"
+
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
     """Read the documents of all files, in order; "-" is standard input, one document."""

@@ -134,8 +134,8 @@ class RootTokens:
         ids: Token ids of the forward under way; None if it was passed none.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.root = find_root(model)
+    def __init__(self, model: nn.Module | None) -> None:
+        self.root = None if model is None else find_root(model)
         self.ids: Tensor | None = None
 
     def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

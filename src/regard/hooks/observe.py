@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,15 @@ from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing, owned_by_this_thread
-from regard.hooks.selection import EMBEDDING_LAYER, WantedReductions, check_layers, needing_whole_rows, needs_any
+from regard.hooks.selection import (
+    EMBEDDING_LAYER,
+    WantedReductions,
+    check_attending,
+    check_hidden,
+    check_layers,
+    needing_whole_rows,
+    needs_any,
+)
 from regard.hooks.sequences import Sequences, find_site
 from regard.hooks.waiting_calls import Place, may_wait
 from regard.statistics import Statistic, select_statistics
@@ -69,12 +77,13 @@ def watching(
         UserError: The attention of the model cannot be reached, or is another inside the block; a forward cannot be
             observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
-    with naming_other_parts(model, part):
+    with naming_other_parts(model, part), ExitStack() as outer:
         with ExitStack() as stack:
             stack.enter_context(owned_by_this_thread(model))  # the small forwards below are of no other thread's block
             with unchanged_modules():
                 check_observable(model, part)
                 watch = Watch(model, select_statistics(statistics), layers, part)
+                outer.callback(watch.let_go)
                 within = None if part is None else next(iter(watch.stacks.values())).stack.module
                 if verify:
                     verify_routing(model if within is None else within)
@@ -115,18 +124,21 @@ class Watch(Observer, Readings):
         self._called_stacks: set[str] = set()
         self.stacks = {stack.path: Sequences(stack, needing_whole_rows(statistics)) for stack in stacks}
         self.locations = {module: (self.stacks[stack.path], path) for module, (stack, path) in located.items()}
-        self._check_hidden()
+        counters = [sequences.counter for sequences in self.stacks.values()]
+        check_hidden(self._layers, counters, self._of_hidden)
         self.latest = CallPosition(0)
         """The position of the latest call."""
         self._kept: dict[tuple[nn.Module, int], KeptCalls] = {}
         """Steps with a cache that are not reduced yet, by module and layer."""
         self._is_kept = self._waits = False
         """Whether the latest call is one of them, and whether it waits to be reduced with those of other layers."""
+        self._lacked_hidden = False
+        """Whether a stack lacked hidden states, once the block is over."""
 
     @property
     def left_out(self) -> frozenset[str]:
         """Names of the statistics that were left out with a warning, of hidden states that cannot be read."""
-        lacks_hidden = any(sequences.lacks_hidden for sequences in self.stacks.values())
+        lacks_hidden = self._lacked_hidden or any(sequences.lacks_hidden for sequences in self.stacks.values())
         lacks_modalities = {ModalityMass.name} if self._modalities is None else set()
         return frozenset(self._of_hidden if lacks_hidden else ()).union(lacks_modalities)
 
@@ -138,6 +150,12 @@ class Watch(Observer, Readings):
             self._check_attention()
             for name, statistic in self.statistics.items():
                 self._take(name, statistic.settle)
+
+    def let_go(self) -> None:
+        """Hold the model no longer, as at the end of the block: a watch that is kept has its numbers alone."""
+        self._lacked_hidden = any(sequences.lacks_hidden for sequences in self.stacks.values())
+        self.stacks, self.locations, self._root, self.turns = {}, {}, RootTokens(None), nullcontext()
+        self.projection_inputs, self._kept = ProjectionInputs(), {}
 
     def drop_unfinished(self) -> None:
         """Hold nothing of a forward that has failed."""
@@ -164,27 +182,8 @@ class Watch(Observer, Readings):
                     self._take(name, partial(statistic.add_later, layers))
 
     def _check_attention(self) -> None:
-        """Raise a UserError if no selected layer of the forwards so far has the attention that statistics need."""
-        attending = self._layers_with_attention
         names = [name for name in self.statistics if name not in self._of_hidden]
-        if attending and names and self._layers is not None and attending.isdisjoint(self._layers):
-            selected, others = (", ".join(map(str, sorted(layers))) for layers in (self._layers, attending))
-            raise UserError(
-                f"layers: there is no attention in {selected}, but {', '.join(names)} measure it; choose from {others}"
-                ", or statistics of hidden states alone"
-            )
-
-    def _check_hidden(self) -> None:
-        """Raise a UserError if no selected layer has the hidden states that statistics need."""
-        counters = [sequences.counter for sequences in self.stacks.values()]
-        if not self._of_hidden or self._layers is None:
-            return
-        if not any(counter.has_hidden(layer) for counter in counters for layer in self._layers):
-            selected, names = ", ".join(map(str, sorted(self._layers))), ", ".join(self._of_hidden)
-            raise UserError(
-                f"layers: no block ends with {selected}, but {names} measure{'s' * (len(self._of_hidden) == 1)} its "
-                "output; choose the last layer of a block, or leave them out"
-            )
+        check_attending(self._layers, self._layers_with_attention, names)
 
     def entries(self) -> list[nn.Module]:
         """Return the modules in which forwards begin that are observed."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError
+from regard.hooks.numbering import BlockCounter
 from regard.hooks.reductions import REDUCTIONS, AttentionIO
 from regard.statistics import PerturbationSpread, Statistic
 
@@ -87,3 +88,37 @@ def check_layers(layers: Any, count: int) -> frozenset[int]:
             "embeddings"
         )
     return frozenset(indices)
+
+
+def check_attending(layers: frozenset[int] | None, attending: Collection[int], names: Sequence[str]) -> None:
+    """Check that some selected layer has the attention that these statistics need. Raises UserError.
+
+    `layers` are those selected (None: all), and `attending` those that have attended so far.
+    """
+    if attending and names and layers is not None and layers.isdisjoint(attending):
+        selected, others = (", ".join(map(str, sorted(indices))) for indices in (layers, attending))
+        raise UserError(
+            f"layers: there is no attention in {selected}, but {', '.join(names)} measure it; choose from {others}"
+            ", or statistics of hidden states alone"
+        )
+
+
+def check_hidden(layers: frozenset[int] | None, counters: Sequence[BlockCounter], names: Sequence[str]) -> None:
+    """Check that some selected layer of some stack has the hidden states that these statistics need.
+
+    Args:
+        layers: Those selected; None: all.
+        counters: One of each stack.
+        names: The statistics.
+
+    Raises:
+        UserError: None of them ends a block.
+    """
+    if not names or layers is None:
+        return
+    if not any(counter.has_hidden(layer) for counter in counters for layer in layers):
+        selected = ", ".join(map(str, sorted(layers)))
+        raise UserError(
+            f"layers: no block ends with {selected}, but {', '.join(names)} measure{'s' * (len(names) == 1)} its "
+            "output; choose the last layer of a block, or leave them out"
+        )
