@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from regard import SinkCallback
@@ -81,6 +83,21 @@ def test_the_trainer_takes_the_same_steps_however_batches_are_split(attention: s
     assert _losses(whole)[1] != pytest.approx(_losses(whole)[0], rel=1e-4)
     for name, parameter in whole.model.named_parameters():
         torch.testing.assert_close(split.model.get_parameter(name), parameter, rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("attention", ["softmax", "sink-token", "value-residual"])
+def test_the_trainer_evaluates_it_and_sees_its_logits_alone(attention: str, tmp_path: Path) -> None:
+    trainer = _trained(tmp_path, attention, per_device_train_batch_size=8, per_device_eval_batch_size=2)
+    ids = _ids(5, seed=4)
+    data = [{"input_ids": row, "labels": row} for row in ids]
+    found = trainer.predict(data)
+    with torch.no_grad():
+        logits = trainer.model.eval()(ids).logits
+    assert isinstance(found.predictions, np.ndarray)
+    np.testing.assert_allclose(found.predictions, logits.numpy(), rtol=1e-4, atol=1e-5)
+    expected = cross_entropy(logits[:, :-1].double().flatten(0, 1), ids[:, 1:].flatten())
+    assert trainer.evaluate(data)["eval_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
@@ -36,7 +36,7 @@ class RegardConfig(PreTrainedConfig):
     """
 
     model_type = "regard"
-    keys_to_ignore_at_inference = ("past_key_values", "cache")
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]  # the Trainer adds a list to it
 
     def __init__(
         self,
