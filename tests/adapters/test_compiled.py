@@ -54,22 +54,6 @@ def test_the_number_of_adapters_is_known_without_reading_a_tensor(tmp_path: Path
 
 
 @torch.no_grad()
-def test_graphs_end_without_a_reason_where_none_can_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in PyTorch 2.6, whose `graph_break` takes no argument."""
-    monkeypatch.setattr("regard.attention.tracing._TAKES_REASON", False)
-    adapters = filled("llama", 2, made("llama", num_hidden_layers=1))
-    given = rows("llama", seed=1)
-    expected = adapters(**given).logits
-    torch._dynamo.reset()
-    with pytest.raises(Unsupported) as caught:
-        torch.compile(adapters, backend="eager", fullgraph=True)(**given)
-    assert "SharedAdapters weighs" not in str(caught.value).partition("from user code")[0]
-    torch._dynamo.reset()
-    torch.testing.assert_close(torch.compile(adapters, backend="eager")(**given).logits, expected)
-    torch._dynamo.reset()
-
-
-@torch.no_grad()
 def test_a_graph_of_a_whole_forward_is_refused_in_words_unless_all_rows_have_one_weight() -> None:
     adapters = filled("llama", 2, made("llama", num_hidden_layers=1))
     given = rows("llama", seed=1)

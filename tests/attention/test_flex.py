@@ -38,17 +38,6 @@ def test_the_output_is_that_of_the_definition(name: str, shares: int) -> None:
     torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:return_lse is deprecated")
-@pytest.mark.parametrize("name", ["sigmoid", "off-by-one"])
-def test_releases_before_aux_requests_are_asked_for_log_normalizers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """PyTorch 2.6 to 2.8, which give a pair of tensors."""
-    monkeypatch.setattr(flex, "_WITH_LSE", {"return_lse": True})
-    call = call_of(EVERY[name], {n: t.float() for n, t in parts(EVERY[name], length=21).items()}, length=21)
-    assert call.operation is not None
-    found = flex.flex(call, call.operation)
-    torch.testing.assert_close(found, reference.operation_output(call, call.operation), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("length", [5, 128, 300, 512])
 @pytest.mark.parametrize("window", [None, 1, 129, 200])
 @pytest.mark.parametrize("prefix", [0, 3, 128, 290])

@@ -11,16 +11,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.attention import flex_attention as flex_module
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
 from regard.attention.weightings import EPSILON
 
-_AUXILIARY: Any = getattr(flex_module, "AuxRequest", None)
-_WITH_LSE: dict[str, Any] = {"return_aux": _AUXILIARY(lse=True)} if _AUXILIARY else {"return_lse": True}
-"""How a release of PyTorch is asked for the log-normalizers; before 2.9 there was another way."""
 BLOCK = 128
 """Queries, and keys, of a block of a mask."""
 LOGARITHMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,9 +40,9 @@ def flex(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head
     attention: Any = _compiled_flex_attention() if call.query.is_cuda else flex_attention
     key, value = (tensor.to(call.query.dtype) for tensor in (call.key, call.value))
     mask = _block_mask(call.query.shape[2], operation.window, operation.prefix, call.query.device)
-    options = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1, **_WITH_LSE}
+    options = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1, "return_aux": AuxRequest(lse=True)}
     output, aux = attention(call.query, key, value, score_mod=_score_mod(operation), block_mask=mask, **options)
-    lse: Tensor = getattr(aux, "lse", aux)
+    lse: Tensor = aux.lse
     if operation.weighting != "softmax":
         output = output * NORMALISERS[operation.normalisation](lse.exp())[..., None].to(output.dtype)
     if column is not None:

@@ -4,9 +4,6 @@ from typing import Any
 
 import torch
 
-_TAKES_REASON = not torch.__version__.startswith("2.6.")
-"""Whether a graph can be ended for a reason: before PyTorch 2.7 `graph_break` takes no argument."""
-
 
 def is_traced() -> bool:
     """Return whether a graph is being made: it serves other tensors, so that no value of these may decide anything."""
@@ -15,17 +12,13 @@ def is_traced() -> bool:
 
 def is_exported() -> bool:
     """Return whether a graph is being made that serves other sizes: by torch.export, ONNX or torch.jit.trace."""
-    exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)  # PyTorch 2.6 has none
-    return bool(exporting()) or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def break_graph(reason: str) -> None:
     """End a graph of `torch.compile` here, which says the reason where it must be of a whole forward."""
     if torch.compiler.is_dynamo_compiling():
-        if _TAKES_REASON:
-            torch._dynamo.graph_break(msg=reason)
-        else:
-            torch._dynamo.graph_break()
+        torch._dynamo.graph_break(msg=reason)
 
 
 def always(condition: Any) -> bool:
