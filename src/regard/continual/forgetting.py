@@ -61,8 +61,9 @@ def find_drops(
     """Return the drop of every old task of every stream and method, in the order of the rows of matrix.parquet.
 
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
-    their drops. With one, or with equal drops, it is that of two proportions of the same test rows (`fall_interval`),
-    paired row by row where `lost` and `gained` say how many changed.
+    their drops, which says nothing of other test rows where they share theirs. With one, or with equal drops, it is
+    that of two proportions of the same test rows (`fall_interval`), paired row by row where `lost` and `gained` say how
+    many changed.
     The models of `separate` cannot forget: their drops and intervals are 0.
     """
     check_scores(scores)

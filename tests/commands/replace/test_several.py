@@ -63,19 +63,43 @@ def test_over_all_tasks_the_correlation_is_partial() -> None:
     draw = np.random.default_rng(0)
     original = {task: level + 0.05 * draw.standard_normal(4) for task, level in (("a", 0.3), ("b", 0.6), ("c", 0.9))}
     drops = {task: 5 + 20 * x + draw.standard_normal(4) for task, x in original.items()}  # per cent
-    values = {
-        (f"m{n}", task): (x, x * (1 - y / 100))
-        for task in original
-        for n, (x, y) in enumerate(zip(original[task], drops[task], strict=True))
-    }
-    row = drops_by_original(Outcome(scores_of(values), {})).iloc[-1]
-    x, y = (np.concatenate([part - part.mean() for part in of.values()]) for of in (original, drops))
-    r = np.corrcoef(x, y)[0, 1]
-    half = stats.norm.ppf(0.975) / np.sqrt(12 - 2 - 3)  # twelve dots, two dummies
+    row = drops_by_original(Outcome(scores_of(values_of(original, drops)), {})).iloc[-1]
+
+    def r_of(models: Sequence[int]) -> float:
+        parts = (
+            np.concatenate([part[models] - part[models].mean() for part in of.values()]) for of in (original, drops)
+        )
+        return float(np.corrcoef(*parts)[0, 1])
+
+    r, left = r_of([0, 1, 2, 3]), np.arctanh([r_of([n for n in range(4) if n != out]) for out in range(4)])
+    half = stats.t.ppf(0.975, 3) * np.sqrt(3 / 4 * ((left - left.mean()) ** 2).sum())  # four models, not twelve dots
     assert (row["task"], row["models"]) == (ALL_TASKS, 12)
     assert np.allclose(
         [row["r"], row["ci_low"], row["ci_high"]], [r, *np.tanh([np.arctanh(r) - half, np.arctanh(r) + half])]
     )
+
+
+def test_dots_of_one_model_are_no_independent_ones() -> None:
+    """Original and drop are independent qualities of a model, alike in all tasks: the interval of r holds 0 in 95 %."""
+    draw, held = np.random.default_rng(0), 0
+    for _ in range(20):
+        quality, loss = draw.standard_normal((2, 6))
+        original = {task: 0.7 + 0.05 * quality + 0.01 * draw.standard_normal(6) for task in "abcdefgh"}
+        drops = {task: 10 + loss + 0.2 * draw.standard_normal(6) for task in original}
+        row = drops_by_original(Outcome(scores_of(values_of(original, drops)), {})).iloc[-1]
+        held += row["ci_low"] <= 0 <= row["ci_high"]
+    assert held >= 17  # 9 as of 48 independent dots
+
+
+def values_of(
+    original: dict[str, np.ndarray], drops: dict[str, np.ndarray]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    """Untouched and constant scores by (model, task), from scores and drops in per cent."""
+    return {
+        (f"m{n}", task): (x, x * (1 - y / 100))
+        for task in original
+        for n, (x, y) in enumerate(zip(original[task], drops[task], strict=True))
+    }
 
 
 @pytest.mark.sample(1)

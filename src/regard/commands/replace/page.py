@@ -27,7 +27,7 @@ _DROPS = "Relative drop: (original − score) / |original|; for log perplexities
 _OPERATIONS = "Mean score with this operation instead of softmax in all heads, and the relative drop."
 _CORRELATION = (
     "Drop with the fewest dynamic heads over the original score, a dot a model, and Pearson’s r with its interval by "
-    "Fisher’s z. Over all tasks: of the deviations from each task’s means."
+    "Fisher’s z. Over all tasks: of the deviations from each task’s means, with the jackknife’s interval over models."
 )
 _RANK = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
 

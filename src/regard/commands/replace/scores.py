@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.errors import UserError
 from regard.report import labels
-from regard.report.arrays import Floats, check_table
+from regard.report.arrays import check_table
 from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
 from regard.runs.model_card import public_name
 
@@ -30,6 +30,8 @@ ATTENTION = "attention"
 IN_NATS = ("negative_log_perplexity",)
 """Metrics without a meaningful zero: their drop is a difference."""
 ALL_TASKS = "all tasks"
+FEWEST_MODELS = 4
+"""Fewest models of which a correlation has an interval."""
 GROUP = ["model", "task", "metric"]
 KEYS = [*GROUP, "constants", "rank_heads_by", "dynamic_fraction"]
 
@@ -112,33 +114,48 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
 def drops_by_original(outcome: "Outcome") -> pd.DataFrame:
     """Return how drops in percent go with the original scores of models, by task and within all tasks.
 
-    Of the main constants with the fewest dynamic heads: `task` (the last row: all), the number of `models`, Pearson's
-    `r`, and its 95 % interval by Fisher's z (null for fewer than four models). Over all tasks r is of the deviations
-    from each task's means, which costs z a degree of freedom a task. Source: PAPA, figure 3.
+    Of the main constants with the fewest dynamic heads: `task` (the last row: all), the number of `models` (of all
+    tasks: of dots), Pearson's `r`, and its 95 % interval (null for fewer than four models): by Fisher's z of one task.
+    Over all tasks r is of the deviations from each task's means; a model's dots go together, so the interval is of z by
+    the jackknife over models (`_jackknife`). Source: PAPA, figure 3.
     """
     drops = fewest_dynamic(outcome.main)
     drops = drops[(drops["unit"] == "%") & drops["drop"].notna()]
-    groups = [(str(task), rows[["original", "drop"]]) for task, rows in drops.groupby("task", sort=False)]
-    groups = [(task, rows - rows.mean()) for task, rows in groups if len(rows) > 1]
+    groups = [(str(task), rows) for task, rows in drops.groupby("task", sort=False) if len(rows) > 1]
+    rows = [(task, len(dots), *_fisher(_correlation(dots), len(dots))) for task, dots in groups]
     if len(groups) > 1:
-        groups.append((ALL_TASKS, pd.concat([rows for _, rows in groups])))
-    rows = []
-    for task, pairs in groups:
-        spent = len(groups) - 1 if task == ALL_TASKS else 1
-        rows.append((task, len(pairs), *_correlation(pairs["original"].to_numpy(), pairs["drop"].to_numpy(), spent)))
+        every = pd.concat([dots for _, dots in groups])
+        rows.append((ALL_TASKS, len(every), *_jackknife(every)))
     return pd.DataFrame(rows, columns=["task", "models", "r", "ci_low", "ci_high"])
 
 
-def _correlation(x: Floats, y: Floats, means: int) -> tuple[float, float, float]:
-    """Return r of values whose `means` were subtracted, and its 95 % interval by Fisher's z."""
+def _correlation(dots: pd.DataFrame) -> float:
+    """Return r of drop and original score, of the deviations from each task's means; NaN if one is constant."""
+    values = dots[["original", "drop"]]
+    x, y = (values - values.groupby(dots["task"]).transform("mean")).to_numpy().T
     size = math.sqrt(float(x @ x) * float(y @ y))
-    if size <= ROUNDING:
-        return math.nan, math.nan, math.nan
-    r = max(-1.0, min(1.0, float(x @ y) / size))
-    free = len(x) - means - 2
-    if free < 1 or abs(r) == 1:
+    return math.nan if size <= ROUNDING else max(-1.0, min(1.0, float(x @ y) / size))
+
+
+def _fisher(r: float, n: int) -> tuple[float, float, float]:
+    """Return r of `n` independent dots, and its 95 % interval by Fisher's z."""
+    if n < FEWEST_MODELS or not abs(r) < 1:
         return r, math.nan, math.nan
-    z, half = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(free)
+    z, half = math.atanh(r), NormalDist().inv_cdf(0.975) / math.sqrt(n - 3)
+    return r, math.tanh(z - half), math.tanh(z + half)
+
+
+def _jackknife(dots: pd.DataFrame) -> tuple[float, float, float]:
+    """Return r of dots of which several are of one model, and its 95 % interval: z ± t · its error over the models.
+
+    Source: Efron and Stein 1981, Annals of Statistics 9, 586 (the jackknife's variance), leaving one model out.
+    """
+    r, models = _correlation(dots), dots["model"].unique()
+    left = np.array([_correlation(dots[dots["model"] != model]) for model in models])
+    if len(models) < FEWEST_MODELS or not abs(r) < 1 or not (np.abs(left) < 1).all():
+        return r, math.nan, math.nan
+    z, n = math.atanh(r), len(models)
+    half = t_half_width(n, (n - 1) * float(np.arctanh(left).std(ddof=1)))
     return r, math.tanh(z - half), math.tanh(z + half)
 
 
