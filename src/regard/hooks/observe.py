@@ -79,9 +79,9 @@ def watching(
     """
     with naming_other_parts(model, part), ExitStack() as outer:
         with ExitStack() as stack:
-            stack.enter_context(owned_by_this_thread(model))  # the small forwards below are of no other thread's block
             with unchanged_modules():
                 check_observable(model, part)
+                stack.enter_context(owned_by_this_thread(model))  # small forwards below are of no other thread's block
                 watch = Watch(model, select_statistics(statistics), layers, part)
                 outer.callback(watch.let_go)
                 within = None if part is None else next(iter(watch.stacks.values())).stack.module
