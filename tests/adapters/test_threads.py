@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
+from regard.hooks import one_at_a_time
 from tests.adapters.model_families import filled
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
@@ -119,3 +121,71 @@ def test_a_removed_pool_keeps_nobody_out() -> None:
         thread.start()
         thread.join(60)
         assert not thread.is_alive()
+
+
+class Cancelled(BaseException):
+    """What ends a thread inside a forward; hooks behind the forward are left out."""
+
+
+@torch.no_grad()
+def test_a_thread_that_ended_inside_a_call_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_at_a_time, "PATIENCE", 0.01)
+    adapters, given, found = filled("llama"), some_rows(0), list[Any]()
+
+    def cancel(*_arguments: Any) -> None:
+        handle.remove()
+        raise Cancelled
+
+    def run() -> None:
+        with suppress(Cancelled):
+            adapters.model(**given)
+
+    handle = adapters.model.model.layers[1].register_forward_pre_hook(cancel)
+    ended = threading.Thread(target=run, daemon=True)
+    ended.start()
+    ended.join(60)
+    thread = threading.Thread(target=lambda: found.append(adapters.model(**given).logits), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert torch.equal(found[0], adapters.model(**given).logits)
+
+
+@torch.no_grad()
+def test_threads_that_waited_to_choose_weights_do_so_one_at_a_time() -> None:
+    """Both came while a call of another thread was under way: the second one knew nothing of the first one's choice."""
+    adapters, given, names = filled("llama"), some_rows(0), ("task0", "task1")
+    alone, found = dict[str, Tensor](), dict[str, Any]()
+    for name in names:
+        with adapters.use_only(name):
+            alone[name] = adapters(**given).logits
+    reached, go_on, over = threading.Event(), threading.Event(), threading.Barrier(2)
+
+    def wait(*_arguments: Any) -> None:
+        if threading.current_thread() is first:
+            reached.set()
+            go_on.wait(60)
+
+    @torch.no_grad()
+    def choose(name: str) -> None:
+        try:
+            with adapters.use_only(name):
+                over.wait(60)
+                found[name] = adapters(**given).logits
+        except UserError as error:
+            found[name] = error
+            over.wait(60)
+
+    first = threading.Thread(target=adapters, kwargs=given, daemon=True)
+    adapters.model.model.layers[0].register_forward_pre_hook(wait)
+    first.start()
+    assert reached.wait(60)
+    threads = [threading.Thread(target=choose, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+        thread.join(0.1)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    chosen = [name for name in names if isinstance(found[name], Tensor)]
+    assert len(chosen) == 1
+    assert torch.equal(found[chosen[0]], alone[chosen[0]])

@@ -130,8 +130,9 @@ class Routing:
     @contextmanager
     def use_weights(self, weights: Tensor | None) -> Iterator[None]:
         """Use these weights for all inputs, in all threads, for a while; None leaves the adapters out."""
-        previous, thread = (self._forced, self._forcing), threading.current_thread()
+        thread = threading.current_thread()
         with self.alone():
+            previous = self._forced, self._forcing
             if previous[1] not in (None, thread) and previous[1].is_alive():
                 raise UserError(
                     "use_weights: expected one thread at a time to choose weights, which hold for all; got one while "

@@ -15,28 +15,33 @@ from regard.hooks.patches import LOCK
 
 _LOCKS: WeakKeyDictionary[nn.Module, ReferenceType["_Queue"]] = WeakKeyDictionary()
 """The lock of the blocks that are open on a module: two locks could be taken in two orders."""
+PATIENCE = 1.0
+"""Seconds after which a thread that waits asks whether the one it waits for has ended."""
 
 
 class _Queue:
     """A lock that a thread may take several times, and that goes to who has waited longest.
 
-    One of `threading` goes to a thread that calls the model again and again, and others wait for ever.
+    One of `threading` goes to a thread that calls the model again and again, and others wait for ever. What a thread
+    held when it ended, as one that was cancelled inside a forward, is taken from it.
     """
 
     def __init__(self) -> None:
-        self._guard, self._owner, self._times = threading.Lock(), 0, 0
-        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._guard, self._times = threading.Lock(), 0
+        self._owner: threading.Thread | None = None
+        self._waiting: deque[tuple[threading.Thread, threading.Lock]] = deque()
 
     def acquire(self) -> None:
-        place = threading.get_ident(), threading.Lock()
+        place = threading.current_thread(), threading.Lock()
         with self._guard:
-            if self._owner in (0, place[0]):
+            if self._owner in (None, place[0]):
                 self._owner, self._times = place[0], self._times + 1
                 return
             self._waiting.append(place)
             place[1].acquire()
         try:
-            place[1].acquire()  # until `release` gives it
+            while not place[1].acquire(timeout=PATIENCE):  # until `release` gives it
+                self._take_from_ended()
         except BaseException:
             with self._guard:
                 is_given = place not in self._waiting
@@ -49,12 +54,20 @@ class _Queue:
     def release(self) -> None:
         with self._guard:
             self._times -= 1
-            if self._times:
-                return
-            self._owner = 0
-            if self._waiting:
-                (self._owner, gate), self._times = self._waiting.popleft(), 1
-                gate.release()
+            if not self._times:
+                self._give()
+
+    def _give(self) -> None:
+        """Give the lock, which nobody has, to who has waited longest."""
+        self._owner = None
+        if self._waiting:
+            (self._owner, gate), self._times = self._waiting.popleft(), 1
+            gate.release()
+
+    def _take_from_ended(self) -> None:
+        with self._guard:
+            if self._owner is not None and not self._owner.is_alive():
+                self._give()
 
 
 class _Turns(threading.local):
