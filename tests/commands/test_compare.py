@@ -184,6 +184,9 @@ def test_figures_of_other_commands_are_their_means_or_last_values() -> None:
     nothing = pd.DataFrame(columns=["setting"])
     assert "one seed each" in list_notes({"a": trained, "b": trained}, nothing)[-1]
     assert "means over seeds" in list_notes({"a": result, "b": result}, nothing)[-1]
+    assert "±: half" in list_notes({"a": result, "b": result}, nothing)[-1]
+    one_seed = ReplaceResult(scores[scores["seed"] == scores["seed"].iloc[0]], replaced_run.heads(), pd.DataFrame(), {})
+    assert "±" not in list_notes({"a": one_seed, "b": one_seed}, nothing)[-1]
 
 
 def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
@@ -193,6 +196,12 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     longer = {"a": replace(found, metadata=fewer), "b": found}
     assert any("of different tasks" in note for note in list_notes(longer, nothing))
     assert not any("of different tasks" in note for note in list_notes({"a": found, "b": found}, nothing))
+    turned = {
+        **found.metadata,
+        "stream": {**found.metadata["stream"], "tasks": found.metadata["stream"]["tasks"][::-1]},
+    }
+    other_order = {"a": replace(found, metadata=turned), "b": found}
+    assert not any("of different tasks" in note for note in list_notes(other_order, nothing))
     first, second, third = (task["name"] for task in found.metadata["stream"]["tasks"])
     (row,) = compare_settings(longer).to_dict("records")
     assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}

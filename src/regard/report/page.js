@@ -70,10 +70,12 @@ const regard = (() => {
     parent.append(element);
     return { element, box };
   };
+  // Without the middle where it is long: names of tasks often differ at the end.
+  const shorten = (text) => (String(text).length > 24 ? `${text.slice(0, 9)}…${text.slice(-14)}` : text);
   const tableOf = (head, rows) => {
     const table = make("table", null);
     const top = make("tr", null);
-    head.forEach((text) => top.append(make("th", text, { scope: "col" })));
+    head.forEach((text) => top.append(make("th", shorten(text), { scope: "col", ...(shorten(text) === text ? {} : { title: text }) })));
     table.append(make("thead", null), make("tbody", null));
     table.tHead.append(top);
     rows.forEach((row) => {

@@ -1,5 +1,6 @@
 """`regard check`: what it says of old tasks, and with which code it ends."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from tests.commands.learn import learned
 
 Regard = Callable[..., Any]
 
+OVER = "95 % intervals over seeds; over test rows where a task has one, or equal drops"
 OPEN = "cannot tell: {}, whose interval has drops on both sides of the margin"
 
 
@@ -35,21 +37,21 @@ def test_a_dropped_task_is_told_of_with_code_1(regard: Regard, run: Callable[...
     assert lines[0].split() == ["task", "before", "after", "drop", "interval", "verdict"]
     assert lines[1].split()[:4] == ["Politics", "96.1", "72.1", "24.0"]
     assert [line.rstrip().split("  ")[-1] for line in lines[1:4]] == ["dropped", "dropped", "cannot tell"]
-    assert lines[4:] == ["", "2 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)", OPEN.format(1)]
+    assert lines[4:] == ["", f"2 of 3 old tasks dropped by more than 1 points (TIL, {OVER})", OPEN.format(1)]
 
 
 def test_what_the_intervals_leave_open_is_told_with_code_3(regard: Regard, run: Callable[..., Path]) -> None:
     ended = regard("check", run("prescale"))
     assert (ended.code, ended.err) == (3, "")
     assert [line.rstrip().split("  ")[-1] for line in ended.out.splitlines()[1:4]] == ["cannot tell"] * 3
-    told = "\n0 of 3 old tasks dropped by more than 1 points (TIL, 95 % intervals)\n"
+    told = f"\n0 of 3 old tasks dropped by more than 1 points (TIL, {OVER})\n"
     assert ended.out.endswith(told + OPEN.format(3) + "\n")
 
 
 def test_where_all_are_kept_it_ends_with_0(regard: Regard, run: Callable[..., Path]) -> None:
     ended = regard("check", run("prescale"), "--margin", 20)
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.endswith("\n0 of 3 old tasks dropped by more than 20 points (TIL, 95 % intervals)\n")
+    assert ended.out.endswith(f"\n0 of 3 old tasks dropped by more than 20 points (TIL, {OVER})\n")
 
 
 def test_the_margin_decides(regard: Regard, run: Callable[..., Path]) -> None:
@@ -99,3 +101,12 @@ def test_a_folder_that_is_no_run_of_learning_is_refused(regard: Regard, tmp_path
     assert "the run in other is one of `regard pretrain`" in regard("check", "other").complaint
     (tmp_path / "other" / "results.json").write_text('{"command": "learn"}')
     assert "the run in other has schema version None" in regard("check", "other").complaint
+
+
+def test_intervals_of_one_seed_are_said_to_be_over_test_rows(
+    regard: Regard, run: Callable[..., Path], tmp_path: Path
+) -> None:
+    result = LearnResult.load(run("finetune"))
+    scores = result.accuracy_matrix
+    one = dataclasses.replace(result, accuracy_matrix=scores[scores["seed"] == scores["seed"].iloc[0]])
+    assert "(TIL, 95 % intervals over test rows)" in regard("check", one.save(tmp_path / "one")).out

@@ -677,6 +677,7 @@ def test_scores_and_their_means_are_enough() -> None:
             (-14.93, -1.0),
             ["a gains most on earlier tasks, 14.93 points", "b gains least on earlier tasks, 1.00 points"],
         ),
+        ((-6.25, 0.0), ["a gains most on earlier tasks, 6.25 points", "b forgets 0.00 points"]),
         ((2.0, 16.0), ["a forgets least, 2.00 points", "b forgets most, 16.00 points"]),
         ((-0.001, 0.5), ["a forgets least, 0.00 points", "b forgets most, 0.50 points"]),
     ],

@@ -340,7 +340,7 @@ def test_a_drop_within_its_interval_is_not_stated() -> None:
     ]
     tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
     told = " ".join(terminal(*tables).split())
-    assert "With all heads constant no drop is shown: one of up to 10.0 % cannot be excluded." in told
+    assert "With all heads constant no drop is shown: one of up to 10.0 % cannot be excluded over seeds." in told
     assert "drops by" not in told
     text = Parsed(replace_page(*tables, {})).text
     assert "drop 1.0 % (-8.0 to 10.0 %)" in text
@@ -358,7 +358,9 @@ def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_
         rows += [(*keys, "average", by, 0.0, seed, "accuracy", score) for seed, score in enumerate(scores)]
     tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
     told = " ".join(terminal(*tables).split())
-    assert f"{told_as}one of up to 0.0 % on average, and of up to 141.2 % in CoLA, cannot be excluded" in told
+    assert (
+        f"{told_as}one of up to 0.0 % on average, and of up to 141.2 % in CoLA, cannot be excluded over seeds" in told
+    )
 
 
 def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
@@ -388,7 +390,7 @@ def test_intervals_over_parts_of_a_text_stand_where_there_is_one_seed() -> None:
         return text
 
     assert "With all heads constant the score drops by 0.03 nats." in told(-3.03, 0.01)
-    assert "no drop is shown: one of up to 0.07 nats cannot be excluded" in told(-3.03, 0.04)
+    assert "no drop is shown: one of up to 0.07 nats cannot be excluded over text parts" in told(-3.03, 0.04)
     assert "With all heads constant the score rises by 0.03 nats." in told(-2.97, 0.01)
 
 

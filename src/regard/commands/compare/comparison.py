@@ -140,7 +140,7 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
     notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
     if not len(settings):
         notes.append("no setting differs")
-    if len({tuple(_task_names(run)) for run in runs.values()}) > 1:
+    if len({frozenset(_task_names(run)) for run in runs.values()}) > 1:
         notes.append("the runs are of different tasks; their figures are means over these")
     figures = _figures_by_run(runs)
     notes += _describe_gaps(figures)
@@ -150,11 +150,10 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     if all(run.command == ConvertResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
-    return [
-        *notes,
-        "figures are means over seeds; differences are of the seeds that both have, if most are; ±: half of the 95 % "
-        "interval",
-    ]
+    has_margin = any(str(name)[0] == "±" for name in compare_figures(runs))
+    margin = "; ±: half of the 95 % interval" if has_margin else ""
+    paired = "differences are of the seeds that both have, if most are"
+    return [*notes, f"figures are means over seeds; {paired}{margin}"]
 
 
 def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> list[str]:

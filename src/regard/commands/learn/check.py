@@ -66,10 +66,20 @@ def run(args: argparse.Namespace) -> int:
     console.print(_table(drops))
     num_dropped, num_open = (sum(drop.verdict == verdict for drop in drops) for verdict in ("dropped", "cannot tell"))
     count = f"{num_dropped} of {len(drops)} old tasks" if len(drops) > 1 else f"{num_dropped} of 1 old task"
-    console.print(f"\n{count} dropped by more than {margin:g} points ({args.scenario.upper()}, 95 % intervals)")
+    intervals = f"95 % intervals over {_units(drops)}"
+    told = f"{count} dropped by more than {margin:g} points ({args.scenario.upper()}, {intervals})"
+    console.print(f"\n{told}", soft_wrap=True)
     if num_open:
         console.print(f"cannot tell: {num_open}, whose interval has drops on both sides of the margin", soft_wrap=True)
     return DROPPED if num_dropped else CANNOT_TELL if num_open else 0
+
+
+def _units(drops: Sequence[ForgottenTask]) -> str:
+    """Say what intervals are over (`find_drops`): test rows, or seeds where they differ in a task's drop."""
+    if all(len(drop.seeds) < 2 for drop in drops):
+        return "test rows"
+    several = any(len(set(drop.seeds)) > 1 for drop in drops)
+    return f"{'seeds' if several else 'runs'}; over test rows where a task has one, or equal drops"
 
 
 def _table(drops: Sequence[ForgottenTask]) -> Table:

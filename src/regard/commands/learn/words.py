@@ -146,6 +146,8 @@ def _say_forgetting(names: Sequence[str], extreme: str, points: float) -> str:
     """Say how much methods forget; less than nothing is a gain, of which who forgets least has most."""
     gains = round(points, 2) < 0
     verb = ("gain" if gains else "forget") + ("" if names[1:] else "s")
+    if extreme == "most" and not round(points, 2):
+        extreme = ""  # others gain
     extreme = {"least": "most", "most": "least"}.get(extreme, extreme) if gains else extreme
     words = [verb, extreme, "on earlier tasks" if gains else ""]
     said = " ".join(word for word in words if word) + (", " if extreme else " ")

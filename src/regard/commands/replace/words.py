@@ -178,7 +178,7 @@ def _of_single_pairs(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
 def _not_excluded(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
     """Say how large a drop may be whose interval, which contains 0, ends at `high`."""
     most = drop(high, str(rows["unit"].iloc[0]))
-    return f"one of up to {most} {_of_single_pairs(outcome, rows, high)}cannot be excluded"
+    return f"one of up to {most} {_of_single_pairs(outcome, rows, high)}cannot be excluded over {outcome.units}"
 
 
 def _write_drops(outcome: Outcome) -> str:
