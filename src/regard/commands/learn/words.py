@@ -136,9 +136,14 @@ def _compare_forgetting(methods: Sequence[str], forgetting: Mapping[str, Estimat
     most, least = find_ties(methods, forgetting), find_ties(methods[::-1], forgetting)
     if len(most) == len(methods):
         return [_say_forgetting(most, "the same" if most[1:] else "", forgetting[most[0]].mean)]
+    lowest, highest = forgetting[least[0]], forgetting[most[0]]
+    overlap = [describe_overlap(lowest, highest)] if lowest.has_interval and highest.has_interval else []
     return [
-        _say_forgetting(names, extreme, forgetting[names[0]].mean) + (" each" if names[1:] else "")
-        for names, extreme in ((least, "least"), (most, "most"))
+        *(
+            _say_forgetting(names, extreme, forgetting[names[0]].mean) + (" each" if names[1:] else "")
+            for names, extreme in ((least, "least"), (most, "most"))
+        ),
+        *overlap,
     ]
 
 
