@@ -1,10 +1,11 @@
 """Forwards of an observed model, which wait for each other where several threads call it."""
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -16,65 +17,96 @@ from regard.hooks.patches import LOCK
 _LOCKS: WeakKeyDictionary[nn.Module, ReferenceType["_Queue"]] = WeakKeyDictionary()
 """The lock of the blocks that are open on a module: two locks could be taken in two orders."""
 PATIENCE = 1.0
-"""Seconds after which a thread that waits asks whether the one it waits for has ended."""
+"""Seconds after which a thread that waits asks whether the one it waits for has ended, or left its forward."""
+
+
+class _Place(NamedTuple):
+    """A thread that waits, what it waits at, and whether it keeps others out of a block, or is in a forward."""
+
+    thread: threading.Thread
+    gate: threading.Lock
+    is_block: bool
 
 
 class _Queue:
     """A lock that a thread may take several times, and that goes to who has waited longest.
 
     One of `threading` goes to a thread that calls the model again and again, and others wait for ever. What a thread
-    held when it ended, as one that was cancelled inside a forward, is taken from it.
+    still holds when it has ended, or has left a forward without its hooks, as by Ctrl-C, is taken from it.
     """
 
     def __init__(self) -> None:
-        self._guard, self._times = threading.Lock(), 0
+        self._guard, self._turn, self._times, self._blocks = threading.Lock(), 0, 0, 0
         self._owner: threading.Thread | None = None
-        self._waiting: deque[tuple[threading.Thread, threading.Lock]] = deque()
+        self._waiting: deque[_Place] = deque()
 
-    def acquire(self) -> None:
-        place = threading.current_thread(), threading.Lock()
+    def acquire(self, *, is_block: bool) -> int:
+        """Wait for the lock, and return what `release` wants."""
+        place = _Place(threading.current_thread(), threading.Lock(), is_block)
         with self._guard:
-            if self._owner in (None, place[0]):
-                self._owner, self._times = place[0], self._times + 1
-                return
+            if self._owner is None:
+                self._begin(place)
+                return self._turn
+            if self._owner is place.thread:
+                self._times, self._blocks = self._times + 1, self._blocks + is_block
+                return self._turn
             self._waiting.append(place)
-            place[1].acquire()
+            place.gate.acquire()
         try:
-            while not place[1].acquire(timeout=PATIENCE):  # until `release` gives it
-                self._take_from_ended()
+            while not place.gate.acquire(timeout=PATIENCE):  # until `release` gives it
+                self._take_from_idle()
         except BaseException:
             with self._guard:
                 is_given = place not in self._waiting
                 if not is_given:
                     self._waiting.remove(place)
             if is_given:
-                self.release()
+                self.release(self._turn, is_block=is_block)
             raise
+        return self._turn
 
-    def release(self) -> None:
+    def release(self, turn: int, *, is_block: bool) -> None:
+        """Give the lock on, unless it was taken away since."""
         with self._guard:
-            self._times -= 1
+            if turn != self._turn:
+                return
+            self._times, self._blocks = self._times - 1, self._blocks - is_block
             if not self._times:
                 self._give()
+
+    def _begin(self, place: _Place) -> None:
+        self._owner, self._times, self._blocks = place.thread, 1, int(place.is_block)
+        self._turn += 1
 
     def _give(self) -> None:
         """Give the lock, which nobody has, to who has waited longest."""
         self._owner = None
+        self._turn += 1
         if self._waiting:
-            (self._owner, gate), self._times = self._waiting.popleft(), 1
-            gate.release()
+            place = self._waiting.popleft()
+            self._begin(place)
+            place.gate.release()
 
-    def _take_from_ended(self) -> None:
+    def _take_from_idle(self) -> None:
         with self._guard:
-            if self._owner is not None and not self._owner.is_alive():
+            owner = self._owner
+            if owner is not None and not (owner.is_alive() and (self._blocks or _is_in_call(owner))):
                 self._give()
 
 
+def _is_in_call(thread: threading.Thread) -> bool:
+    """Return whether a thread is calling a module, or a part of such a call that `torch.compile` has made."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and "call_impl" not in frame.f_code.co_name:
+        frame = frame.f_back
+    return frame is not None
+
+
 class _Turns(threading.local):
-    """What this thread has entered and not left: modules, and None for a block."""
+    """What this thread has entered and not left: modules, and None for a block, each with its turn in the queue."""
 
     def __init__(self) -> None:
-        self.entered: list[nn.Module | None] = []
+        self.entered: list[tuple[nn.Module | None, int]] = []
 
 
 class OneAtATime:
@@ -119,7 +151,7 @@ class OneAtATime:
         """Leave all that this thread is in: an interrupted forward leaves its modules here."""
         self._is_over = True
         while self._thread.entered:
-            self._leave(self._thread.entered[-1])
+            self._leave(self._thread.entered[-1][0])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(self, module: nn.Module, _args: Any) -> None:
@@ -150,16 +182,15 @@ class OneAtATime:
         return register_end
 
     def _enter(self, module: nn.Module | None) -> None:
-        self._lock.acquire()
-        self._thread.entered.append(module)
+        self._thread.entered.append((module, self._lock.acquire(is_block=module is None)))
 
     def _leave(self, module: nn.Module | None) -> None:
         """Leave a module that was entered, and those inside that an interrupt has left in its place."""
         entered = self._thread.entered
-        while module in entered:
-            is_it = entered.pop() is module
-            self._lock.release()
-            if is_it:
+        while any(one is module for one, _ in entered):
+            one, turn = entered.pop()
+            self._lock.release(turn, is_block=one is None)
+            if one is module:
                 return
 
     def __reduce__(self) -> tuple[Any, ...]:
