@@ -156,7 +156,7 @@ def test_the_libraries_themselves(library: str, tmp_path: Path) -> None:
         for path, layer in whole.named_modules():
             if isinstance(layer, nn.Linear):
                 layer.weight.copy_(model.get_submodule(path)(torch.eye(layer.in_features)).T)
-    near = 3e-2 if library == "8 bits" else 1e-4  # rounds what it receives as well
+    near = 3e-2 if library.endswith("bits") else 1e-4  # rounds what it receives as well; 4 bits on a CPU alone
     expected = values(whole, ["default", "head_output_norm", "value_weighted_mass"], input_ids=ids)
     assert values(model, ["default", "head_output_norm", "value_weighted_mass"], input_ids=ids) == pytest.approx(
         expected, rel=near, abs=near, nan_ok=True
