@@ -76,12 +76,10 @@ class _Queue:
 
     def _begin(self, place: _Place) -> None:
         self._owner, self._times, self._blocks = place.thread, 1, int(place.is_block)
-        self._turn += 1
 
     def _give(self) -> None:
-        """Give the lock, which nobody has, to who has waited longest."""
-        self._owner = None
-        self._turn += 1
+        """End a turn: give the lock to who has waited longest."""
+        self._owner, self._turn = None, self._turn + 1
         if self._waiting:
             place = self._waiting.popleft()
             self._begin(place)

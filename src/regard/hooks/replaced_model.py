@@ -188,11 +188,9 @@ def replaced(
 
 def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Tensor]) -> Any:
     """Return a model of a class with all of a state, each part in its precision. UserError if some has no place."""
+    options = {"config": config, "dtype": model.dtype, "output_loading_info": True, "ignore_mismatched_sizes": True}
     with suppress_logging():
-        built, report = model_class.from_pretrained(
-            None, config=config, state_dict={**state}, dtype=model.dtype, output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )  # fmt: skip
+        built, report = model_class.from_pretrained(None, state_dict=dict(state), **options)
     mismatched = {key for key, *_ in report["mismatched_keys"]}
     stray = sorted({*report["missing_keys"], *report["unexpected_keys"], *mismatched})
     stray = stray or sorted({*built.state_dict()} ^ {*state}) or unlike_layers(model, built)
