@@ -22,7 +22,7 @@ from regard.commands.convert.config import ConvertConfig
 from regard.runs.provenance import library_versions
 from regard.runs.version import VERSION
 
-ATTENTIONS = ("softmax+window=16", "softmax+window=16+prefix=1", "sigmoid", "linear", "average")
+ATTENTIONS = ("softmax+window=16", "softmax+window=16+prefix=1", "sigmoid", "linear", "average", "average-init")
 CONTROL = "softmax"
 """The same attention, whose layers match from the start, trained as long: what the further text alone gives."""
 LAYER_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
