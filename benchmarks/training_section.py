@@ -90,7 +90,10 @@ def operators_table(rows: list[Row]) -> ResultTable:
     names = ("sdpa", "regard", "eager")
     return ResultTable(
         "benchmark-operators",
-        ("attention", "backend", "batch", "tokens", "SDPA, ms", "Regard", "eager", "SDPA, MiB", "Regard", "eager"),
+        (
+            *("attention", "backend", "batch", "tokens", "SDPA, ms", "Regard", "eager"),
+            *("SDPA, MiB", "Regard, MiB", "eager, MiB"),
+        ),
         [
             (
                 *case_cells(row),

@@ -1,5 +1,6 @@
 """The committed pages, tables and claims are what the stored tables make."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -67,6 +68,15 @@ def test_tables_are_written_with_their_markup_removed() -> None:
         table.select(["row", "a|b"], ["y", "z", "w"], ["z"])
     assert table.select(["row", "a|b", "row"], ["z", "y"], ["z"]).rows == [["z", "not run", "–"], ["y", 2, "y"]]
     assert item("a " * 100).count("\n  ") == 1
+
+
+def test_columns_of_committed_tables_have_names_of_their_own() -> None:
+    heads = {}
+    for path in sorted((ROOT / "docs" / "results").glob("*.csv")):
+        with path.open(newline="", encoding="utf-8") as file:
+            heads[path.name] = next(csv.reader(file))
+    assert len(heads) > 50
+    assert [name for name, head in heads.items() if len(set(head)) < len(head) or not all(head)] == []
 
 
 def test_a_row_that_was_left_out_is_in_the_record(tmp_path: Path) -> None:
