@@ -1,0 +1,1 @@
+"""Which method `regard learn` has by default."""
