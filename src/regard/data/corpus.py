@@ -24,6 +24,7 @@ from regard.data.blocks import (
     is_packed,
     pack,
 )
+from regard.data.repeats import repeated_shares
 from regard.data.texts import Document, Source, identify_source, read_source
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError, check_int
@@ -46,6 +47,7 @@ class Domain:
     valid: TokenBlocks
     source: str = ""
     split: str = ""  # validation text: "documents" by their hash, "end" (last blocks), "own" location
+    repeated: float | None = None  # share of the validation text that is in the training text of a domain, too
 
     def metadata(self) -> dict[str, Any]:
         return {
@@ -57,6 +59,7 @@ class Domain:
             "valid_sha256": self.valid.sha256,
             "train_tokens": self.train.tokens,
             "valid_tokens": self.valid.tokens,
+            "repeated": self.repeated,
         }
 
 
@@ -89,7 +92,8 @@ def prepare_corpus(
     """Pack sources of different names into blocks of `length` tokens under `folder`, or reuse those that are there.
 
     A source without validation text of its own is split: from 200 documents on by the hash of each document, so that
-    the same text is always on the same side; with fewer documents its last blocks are for validation.
+    the same text is always on the same side; with fewer documents its last blocks are for validation. How much of the
+    validation text the training text has as well, word for word, is counted (`Domain.repeated`).
 
     Every combination of text, length and tokenizer has its own folder, so runs may share `folder`. With several
     processes let one go first: `with accelerator.local_main_process_first(): corpus = prepare_corpus(…)`. Packing that
@@ -117,7 +121,8 @@ def prepare_corpus(
         report = None if on_progress is None else partial(on_progress, source.name)
         domain = _SourcePacker(source, tokenizer, length, Path(folder), report).make_domain(valid_fraction)
         domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
-    return Corpus(tuple(domains))
+    shares = repeated_shares([domain.train for domain in domains], [domain.valid for domain in domains])
+    return Corpus(tuple(replace(domain, repeated=share) for domain, share in zip(domains, shares, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)

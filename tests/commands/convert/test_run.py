@@ -609,3 +609,5 @@ def test_the_change_is_told_once_with_its_direction(change: float, low: float, h
     first, second = ledes(stages, {"config": {"attention": "sigmoid"}})
     assert told in second
     assert first.endswith("1 step of training.")
+    record = {"config": {"attention": "sigmoid"}, "data": {"domains": [{"name": "a", "repeated": 0.5}]}}
+    assert ledes(stages, record)[2] == "Of the held-out text, 50 % is also in the training text, word for word."

@@ -184,6 +184,15 @@ def test_how_often_the_text_was_read(passes: list[Any], said: str | None) -> Non
     assert (f"{said} over the training text" in page.text) if said else ("over the training text" not in page.text)
 
 
+def test_held_out_text_that_is_trained_on_is_told() -> None:
+    record = pretrain_run.record(data={"domains": [{"name": "python", "repeated": 0.125}]})
+    page, told = Parsed(pretrain_page(*RUN[:2], record)), "Of the held-out text, 12 % is also in the training text"
+    assert told in page.text
+    assert "12 %" in page.text.partition("Of them in training")[2]
+    assert told in " ".join(terminal(*RUN[:2], record).split())
+    assert "also in the training text" not in terminal(*RUN)
+
+
 def test_differing_fields_stand_before_the_others(parsed: Parsed) -> None:
     assert "weight decay 0.5 0.1" in parsed.text
     assert "fixed token 0, 7 –" in parsed.text

@@ -9,6 +9,7 @@ from regard.report import labels
 from regard.report.labels import format_duration, format_signed, number, pluralize
 from regard.report.page import Command, KeyFigure, Page, Panels, Record, Section, Table
 from regard.report.panels import Panel, line, numeric_column, panel
+from regard.report.repeats import describe_repeats
 
 STAGES = {
     "untouched": "the model as it was",
@@ -41,8 +42,9 @@ def ledes(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
         f"Perplexity on held-out text: {number(untouched.perplexity, 3)} untouched, "
         f"{number(rows['replaced'].perplexity, 3)} with the attention replaced, {number(last['perplexity'], 3)} at the "
         f"end. {change}",
+        describe_repeats(metadata),
     ]
-    return parts
+    return [part for part in parts if part]
 
 
 def _change(row: Any) -> str:

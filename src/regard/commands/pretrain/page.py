@@ -75,7 +75,7 @@ def _recipe(metadata: Mapping[str, Any]) -> list[Part]:
 def _data(metadata: Mapping[str, Any]) -> list[Part]:
     data = labels.section(metadata, "data")
     rows = [_domain(domain) for domain in data.get("domains") or [] if isinstance(domain, Mapping)]
-    head = ["Domain", "Weight", "Training tokens", "Validation tokens", "Passes", "SHA-256"]
+    head = ["Domain", "Weight", "Training tokens", "Validation tokens", "Of them in training", "Passes", "SHA-256"]
     return [Table(rows, head, "Domains"), Record({key: value for key, value in data.items() if key != "domains"})]
 
 
@@ -83,7 +83,8 @@ def _domain(domain: Mapping[str, Any]) -> tuple[str, str, list[str]]:
     weight, *counts = (labels.metadata_number({"domain": domain}, "domain", key) for key in _NUMBERS)
     cells = ["–" if weight is None else labels.number(weight, 3)]
     cells += ["–" if count is None else labels.format_count(count) for count in counts]
-    passes = labels.metadata_number({"domain": domain}, "domain", "passes")
+    repeated, passes = (labels.metadata_number({"domain": domain}, "domain", key) for key in ("repeated", "passes"))
+    cells.append("–" if repeated is None else f"{labels.number(100 * repeated, 2)} %")
     cells.append("–" if passes is None else labels.number(passes, 3))
     name, source, sha256 = (str(domain.get(key) or "") for key in ("name", "source", "sha256"))
     return name, source, [*cells, sha256[:12] or "–"]

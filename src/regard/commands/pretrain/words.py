@@ -12,6 +12,7 @@ from regard.report import labels
 from regard.report.labels import format_count, format_duration, join, metadata_number
 from regard.report.page import KeyFigure
 from regard.report.panels import DOMAIN, domains, last_value, numeric_column
+from regard.report.repeats import describe_repeats
 from regard.report.terminal import plain, sparkline, summary
 
 Last = Mapping[str, float]
@@ -42,7 +43,8 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
         _write_passes(metadata),
         "" if config.get("seed") is None else f"seed {config['seed']}",
     ]
-    return [join(parts, " · "), join([_write_loss(last), _write_sink(history, last, metadata)], " ")]
+    outcome = [_write_loss(last), describe_repeats(metadata), _write_sink(history, last, metadata)]
+    return [join(parts, " · "), join(outcome, " ")]
 
 
 def _write_passes(metadata: Mapping[str, Any]) -> str:
