@@ -85,6 +85,7 @@ def test_a_wrong_tracker_does_not_lose_the_run_before(interrupted: Line, regard:
     for option in ("--overwrite", "--resume"):
         assert "trackers: expected" in regard(*interrupted, option, "--trackers", "nowhere").complaint
         assert contents(tmp_path / "run.work") == before
+        assert not (tmp_path / "run.logs").exists()
     assert regard(*interrupted, "--resume").code == 0
 
 

@@ -76,6 +76,13 @@ def test_a_tracker_of_files_needs_a_folder_that_stays() -> None:
         learn(stream(), "probe", loaded(), seeds=[1], **fields)
 
 
+def test_a_tracker_that_is_not_there_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    fields = {**FIELDS, "diagnostic_samples": 0, "trackers": "nowhere"}
+    with pytest.raises(UserError, match=r"trackers: expected some of .*; got nowhere"):
+        learn(stream(), "probe", loaded(), seeds=[1], work_dir=tmp_path / "run.work", **fields)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_files_of_a_tracker_stay_when_the_work_folder_goes(tmp_path: Path, regard: Callable[..., Any]) -> None:
     (tmp_path / "text.txt").write_text(
         "".join(f"the cat sat on the mat {row}. " for row in range(900)), encoding="utf-8"

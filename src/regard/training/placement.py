@@ -87,7 +87,7 @@ def make_accelerator(trackers: Sequence[str], device: str | None, folder: str | 
     """
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
-    _check_trackers(trackers, folder)
+    check_trackers(trackers, folder)
     was_initialized = bool(PartialState._shared_state)
     previous = {state: dict(state._shared_state) for state in (AcceleratorState, GradientState)}
     for state in previous:
@@ -113,8 +113,8 @@ def _accelerator(on_cpu: bool, trackers: Sequence[str], folder: str | None) -> A
         raise UserError(f"accelerate: {describe_error(error)}") from error
 
 
-def _check_trackers(trackers: Sequence[str], folder: str | None) -> None:
-    """Check that trackers are available, and that those that need a folder have one."""
+def check_trackers(trackers: Sequence[str], folder: str | Path | None) -> None:
+    """Raise UserError unless trackers are available, and those that write files have a folder for them or beside."""
     available = [str(name) for name in get_available_trackers()]
     available += [name for name in tracking.LOGGER_TYPE_TO_CLASS if name not in LoggerType.list()]
     for name in trackers:

@@ -38,6 +38,7 @@ from regard.runs.progress import shown_in_notebook
 from regard.runs.provenance import describe_run
 from regard.runs.rank import is_main_process, num_processes
 from regard.runs.work_dir import WorkDir, check_same_identity, find_log_dir, open_work_dir
+from regard.training.placement import check_trackers
 from regard.training.trackers import open_trackers
 
 __all__ = ["DATA", "PARTS", "STATES", "TASK_END", "Progress", "learn"]
@@ -165,6 +166,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     own_stream = add_row_hashes(stream) if isinstance(stream, Stream) else None
     if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true":
         raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
+    check_trackers(config.trackers, work_dir)
     processes.join_processes()
     with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}

@@ -38,6 +38,7 @@ from regard.runs.progress import OnProgress, ProgressEvent, report_packing, show
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
 from regard.runs.rank import num_processes
 from regard.runs.work_dir import WorkDir, find_log_dir, open_work_dir
+from regard.training.placement import check_trackers
 from regard.training.sink_monitor import SinkMonitor, ValidationLoss, find_emergence, sink_table
 
 CHECKPOINTS = "checkpoints"
@@ -120,6 +121,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     config = preset_config(config, **explicit_arguments(locals(), PretrainConfig))
     plan = config.training_config()
     warn_of_idle(config.spec, config.attention)
+    check_trackers(config.trackers, work_dir)
     join_processes()
 
     def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
