@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import BertConfig, BertLMHeadModel, BertModel, EncoderDecoderModel
 
+import regard
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
 from regard.hooks import one_at_a_time
@@ -112,6 +114,79 @@ def test_an_interrupted_call_lets_other_threads_go_on(monkeypatch: pytest.Monkey
         thread.start()
         thread.join(60)
         assert torch.equal(found.pop().logits, adapters(**given).logits)
+
+
+def test_what_a_backward_pass_computes_again_waits_for_calls_of_other_threads() -> None:
+    adapters = make_adapters("discriminant").train()
+    model = adapters.model
+    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    adapters.pool.set_trainable(0)
+    trained = list(adapters.pool.parameters_of(0))
+    given, found, is_paused, go_on = some_rows(0), list[Tensor](), threading.Event(), threading.Event()
+
+    def gradients(*, pauses: bool = False) -> list[Tensor]:
+        loss = adapters(**given).logits.square().sum()
+
+        def wait(*_arguments: Any) -> None:
+            if not is_paused.is_set():
+                is_paused.set()
+                go_on.wait(60)
+
+        handle = model.model.layers[0].mlp.register_forward_pre_hook(wait) if pauses else None
+        try:
+            return list(torch.autograd.grad(loss, trained))
+        finally:
+            if handle is not None:
+                handle.remove()
+
+    expected = [*gradients(), adapters(**some_rows(1)).logits.detach()]
+    backward = threading.Thread(target=lambda: found.extend(gradients(pauses=True)), daemon=True)
+    other = threading.Thread(target=lambda: found.append(adapters(**some_rows(1)).logits.detach()), daemon=True)
+    backward.start()
+    assert is_paused.wait(60)
+    other.start()
+    other.join(0.1)
+    go_on.set()
+    backward.join(60)
+    other.join(60)
+    torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+def test_a_watch_of_a_model_with_two_pools_lets_threads_call_its_parts() -> None:
+    """Of two locks one thread took the second, and waited for the first, whose thread waited for the second."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(**sizes, vocab_size=40, is_decoder=True, add_cross_attention=True)
+    encoder = BertModel(BertConfig(**sizes, vocab_size=40), add_pooling_layer=False)
+    model = EncoderDecoderModel(encoder=encoder, decoder=BertLMHeadModel(config)).eval()
+    pools = [SharedAdapters(part, router="discriminant", query="states") for part in (model.encoder, model.decoder)]
+    for pool in pools:
+        for seed, name in enumerate(("task0", "task1")):
+            pool.add_adapter(name)
+            pool.fit_router(name, [some_rows(seed)])
+        pool.freeze()
+    given, reached, go_on = some_rows(0), threading.Event(), threading.Event()
+    call = partial(model, **given, decoder_input_ids=given["input_ids"])
+    expected, found = [call().logits, pools[1].routing_weights(**given)], list[Tensor]()
+
+    def wait(*_arguments: Any) -> None:
+        if threading.current_thread() is threads[0]:
+            reached.set()
+            go_on.wait(60)
+
+    calls = (lambda: call().logits, lambda: pools[1].routing_weights(**given))
+    threads = [threading.Thread(target=lambda one=one: found.append(one()), daemon=True) for one in calls]
+    with regard.watching(model, ["key_norm"]):
+        model.encoder.encoder.layer[0].register_forward_pre_hook(wait)
+        threads[0].start()
+        assert reached.wait(60)
+        threads[1].start()
+        threads[1].join(0.1)
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_removed_pool_keeps_nobody_out() -> None:

@@ -14,6 +14,7 @@ from transformers import Cache, PreTrainedModel
 
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
+from regard.adapters.recomputed import recompute_with
 from regard.adapters.routers import Router
 from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed, special_tokens
 from regard.attention.tracing import break_graph, is_traced
@@ -387,13 +388,4 @@ class Routing:
             if getattr(function, "keywords", {}).get("use_reentrant"):
                 raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
             self._patched.append((module, function))
-            module._gradient_checkpointing_func = _with_mixture(function, self.mixture)
-
-
-def _with_mixture(function: Callable[..., Any], mixture: Mixture) -> Callable[..., Any]:
-    """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass."""
-
-    def compute(part: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return function(hold(mixture, weights=mixture.weights, in_call=True, rows=mixture.rows)(part), *args, **options)
-
-    return compute
+            module._gradient_checkpointing_func = recompute_with(function, self.mixture, self.alone)

@@ -1,5 +1,6 @@
 """Forwards of an observed model, which wait for each other where several threads call it."""
 
+import os
 import sys
 import threading
 from collections import deque
@@ -16,6 +17,11 @@ from regard.hooks.patches import LOCK
 
 _LOCKS: WeakKeyDictionary[nn.Module, ReferenceType["_Queue"]] = WeakKeyDictionary()
 """The lock of the blocks that are open on a module: two locks could be taken in two orders."""
+_GUARD = threading.Lock()
+"""Held while a lock is taken or given on."""
+if hasattr(os, "register_at_fork"):  # else a child might wait for threads that it does not have
+    for held in (LOCK, _GUARD):
+        os.register_at_fork(before=held.acquire, after_in_parent=held.release, after_in_child=held.release)
 PATIENCE = 1.0
 """Seconds after which a thread that waits asks whether the one it waits for has ended, or left its forward."""
 
@@ -33,17 +39,29 @@ class _Queue:
 
     One of `threading` goes to a thread that calls the model again and again, and others wait for ever. What a thread
     still holds when it has ended, or has left a forward without its hooks, as by Ctrl-C, is taken from it.
+
+    `heir` is the lock that has taken its place, which only who holds both may say.
     """
 
     def __init__(self) -> None:
-        self._guard, self._turn, self._times, self._blocks = threading.Lock(), 0, 0, 0
+        self._turn, self._times, self._blocks = 0, 0, 0
         self._owner: threading.Thread | None = None
+        self.heir: _Queue | None = None
         self._waiting: deque[_Place] = deque()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this thread holds the lock."""
+        return self._owner is threading.current_thread()
+
+    def last(self) -> "_Queue":
+        """Return the lock that stands in its place."""
+        return self if self.heir is None else self.heir.last()
 
     def acquire(self, *, is_block: bool) -> int:
         """Wait for the lock, and return what `release` wants."""
         place = _Place(threading.current_thread(), threading.Lock(), is_block)
-        with self._guard:
+        with _GUARD:
             if self._owner is None:
                 self._begin(place)
                 return self._turn
@@ -56,7 +74,7 @@ class _Queue:
             while not place.gate.acquire(timeout=PATIENCE):  # until `release` gives it
                 self._take_from_idle()
         except BaseException:
-            with self._guard:
+            with _GUARD:
                 is_given = place not in self._waiting
                 if not is_given:
                     self._waiting.remove(place)
@@ -67,7 +85,7 @@ class _Queue:
 
     def release(self, turn: int, *, is_block: bool) -> None:
         """Give the lock on, unless it was taken away since."""
-        with self._guard:
+        with _GUARD:
             if turn != self._turn:
                 return
             self._times, self._blocks = self._times - 1, self._blocks - is_block
@@ -86,7 +104,7 @@ class _Queue:
             place.gate.release()
 
     def _take_from_idle(self) -> None:
-        with self._guard:
+        with _GUARD:
             owner = self._owner
             if owner is not None and not (owner.is_alive() and (self._blocks or _is_in_call(owner))):
                 self._give()
@@ -101,10 +119,10 @@ def _is_in_call(thread: threading.Thread) -> bool:
 
 
 class _Turns(threading.local):
-    """What this thread has entered and not left: modules, and None for a block, each with its turn in the queue."""
+    """What this thread has entered and not left: modules, and None for a block, each with its lock and its turn."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[nn.Module | None, int]] = []
+        self.entered: list[tuple[nn.Module | None, _Queue, int]] = []
 
 
 class OneAtATime:
@@ -180,14 +198,14 @@ class OneAtATime:
         return register_end
 
     def _enter(self, module: nn.Module | None) -> None:
-        self._thread.entered.append((module, self._lock.acquire(is_block=module is None)))
+        self._thread.entered.append((module, *_acquire(self._lock, is_block=module is None)))
 
     def _leave(self, module: nn.Module | None) -> None:
         """Leave a module that was entered, and those inside that an interrupt has left in its place."""
         entered = self._thread.entered
-        while any(one is module for one, _ in entered):
-            one, turn = entered.pop()
-            self._lock.release(turn, is_block=one is None)
+        while any(one is module for one, *_ in entered):
+            one, lock, turn = entered.pop()
+            lock.release(turn, is_block=one is None)
             if one is module:
                 return
 
@@ -196,13 +214,46 @@ class OneAtATime:
 
 
 def _find_lock(modules: Sequence[nn.Module]) -> _Queue:
-    """Return the lock of the blocks that are open on one of some modules, or a new one."""
-    with LOCK:
-        known = [lock for lock in (_LOCKS[module]() for module in modules if module in _LOCKS) if lock is not None]
-        lock = known[0] if known else _Queue()
-        for module in modules:
-            _LOCKS[module] = ref(lock)
-    return lock
+    """Return the lock of the blocks that are open on some modules, one for all, or a new lock.
+
+    Locks that this thread has itself stay several: it cannot wait for itself.
+    """
+    while True:
+        with LOCK:
+            known = [lock for lock in (_LOCKS[module]() for module in modules if module in _LOCKS) if lock is not None]
+            locks = list(dict.fromkeys(lock.last() for lock in known))
+            if len(locks) < 2 or any(lock.is_mine for lock in locks):
+                chosen = locks[0] if locks else _Queue()
+                for module in modules:
+                    _LOCKS[module] = ref(chosen)
+                return chosen
+        _join(locks)
+
+
+def _join(locks: Sequence[_Queue]) -> None:
+    """Let the first of some locks take the place of the others, once no thread has one of them.
+
+    They stand in the order of their modules, the outer before the inner, in which forwards take them, too.
+    """
+    with ExitStack() as stack:
+        held = []
+        for lock in locks:  # or what another thread has put in its place meanwhile
+            own, turn = _acquire(lock, is_block=True)
+            stack.callback(own.release, turn, is_block=True)
+            held.append(own)
+        for own in held:
+            if own is not held[0]:
+                own.heir = held[0]
+
+
+def _acquire(lock: _Queue, *, is_block: bool) -> tuple[_Queue, int]:
+    """Wait for the lock that stands in the place of one, and return it with its turn."""
+    while True:
+        lock = lock.last()
+        turn = lock.acquire(is_block=is_block)
+        if lock.heir is None:
+            return lock, turn
+        lock.release(turn, is_block=is_block)
 
 
 def _make_idle() -> OneAtATime:
