@@ -47,7 +47,12 @@ hypothesis.settings.load_profile("regard")
 # The shapes in the signatures of the numerical modules are checked in the first case of each test of what calls them,
 # and in every case of all tests by --all-cases: the checks cost as much as what they check. Outside the tests they are
 # documentation.
-install_import_hook(("regard.attention", "regard.statistics"), "beartype.beartype")
+CHECKED_MODULES = [
+    f"regard.attention.{path.stem}"
+    for path in (Path(__file__).parents[1] / "src" / "regard" / "attention").glob("*.py")
+    if path.stem != "triton_source"  # Triton reads its functions, which releases of jaxtyping for Python 3.10 wrap
+]
+install_import_hook([*CHECKED_MODULES, "regard.statistics"], "beartype.beartype")
 CHECKS_SHAPES = pytest.StashKey[bool]()
 CHECKED = {"attention", "statistics", "hooks", "contracts", "models", "gpu"}
 """Folders of the tests that check shapes."""

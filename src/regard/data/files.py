@@ -1,5 +1,7 @@
 """The files that data are read from, and their hashes."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Sequence
@@ -45,10 +47,15 @@ def hash_files(files: Sequence[Path]) -> str:
     """Return the SHA-256 of all files, one behind the other."""
     digest = hashlib.sha256()
     for file in files:
-        with file.open("rb") as opened:
-            while chunk := opened.read(_CHUNK):
-                digest.update(chunk)
+        add_file(digest, file)
     return digest.hexdigest()
+
+
+def add_file(digest: hashlib._Hash, file: Path) -> None:
+    """Add the content of a file to a digest, a part at a time."""
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            digest.update(chunk)
 
 
 def hash_path(path: Path) -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.files import list_files
+from regard.data.files import add_file, list_files
 from regard.data.hub import HubSplit
 from regard.data.tables import (
     check_columns,
@@ -263,9 +263,7 @@ def identify_source(where: str) -> str:
     digest = hashlib.sha256()
     for file in find_text_files(where):
         digest.update(file.name.encode() + b"\0")
-        with file.open("rb") as stream:
-            while raw := stream.read(1 << 20):
-                digest.update(raw)
+        add_file(digest, file)
     return digest.hexdigest()
 
 
