@@ -212,3 +212,43 @@ def test_processes_that_do_not_meet(
     assert out == ""
     assert err.startswith("regard measure: WORLD_SIZE is 2, but the processes do not meet: ")
     assert err.count("\n") == 1
+
+
+LOSING = """
+import os, sys
+import torch, torch.distributed as dist
+from regard.errors import UserError
+from regard.runs.distributed import naming_lost_rank
+second = os.fork()
+rank = "0" if second else "1"
+os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+dist.init_process_group("gloo")
+try:
+    with naming_lost_rank():
+        if rank == "1":
+            raise {"mistake": UserError, "fault": KeyError, "interrupt": KeyboardInterrupt}[sys.argv[1]]("why")
+        dist.all_reduce(torch.ones(1))
+except BaseException as error:
+    with open(f"ended-{rank}", "w") as file:
+        file.write(f"{type(error).__name__}: {error}")
+if second:
+    os.waitpid(second, 0)
+os._exit(0)
+"""
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "kind, own, other",
+    [
+        ("mistake", "UserError: why", "UserError: process 1 failed: why"),
+        ("fault", "KeyError: 'why'", "UserError: process 1 failed: KeyError: 'why'"),
+        ("interrupt", "KeyboardInterrupt: why", "RuntimeError: "),
+    ],
+)
+def test_a_process_that_loses_another_says_why_that_one_ended(kind: str, own: str, other: str, tmp_path: Path) -> None:
+    shared = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    assert run_python(["-c", LOSING, kind], shared, tmp_path).returncode == 0
+    assert (tmp_path / "ended-1").read_text() == own
+    assert (tmp_path / "ended-0").read_text().startswith(other)

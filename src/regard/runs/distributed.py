@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -41,6 +41,45 @@ def join_processes() -> None:
 
     if num_processes() > 1 and not dist.is_initialized():
         PartialState(cpu=not torch.accelerator.is_available())
+
+
+@contextmanager
+def naming_lost_rank() -> Iterator[None]:
+    """Name the process that failed where another one loses it, instead of the broken connection.
+
+    Processes that are stopped by the launcher, which has seen one end, name it if the user made a mistake there.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        if world_size() == 1:
+            raise
+        is_stopped, is_mistake = isinstance(error, KeyboardInterrupt), isinstance(error, UserError)
+        word = None if is_mistake else _read_word()
+        if word is not None and (word["is_mistake"] or isinstance(error, RuntimeError)):
+            raise UserError(f"process {word['rank']} failed: {word['message']}") from error
+        if not is_stopped:
+            kind = "" if is_mistake else f"{type(error).__name__}: "
+            _leave_word({"is_mistake": is_mistake, "message": f"{kind}{describe_error(error)}"})
+        raise
+
+
+def _leave_word(word: dict[str, Any]) -> None:
+    """Tell the other processes what has ended this one, unless their store is gone."""
+    with suppress(RuntimeError):
+        store: Any = dist.distributed_c10d._get_default_store()
+        store.set(f"regard/failed/{dist.get_rank()}", json.dumps({"rank": dist.get_rank(), **word}))
+
+
+def _read_word() -> dict[str, Any] | None:
+    """Return what another process has left; None if none has, or the store is gone with it."""
+    with suppress(RuntimeError):
+        store: Any = dist.distributed_c10d._get_default_store()
+        keys = [f"regard/failed/{rank}" for rank in range(world_size()) if rank != dist.get_rank()]
+        for key in keys:
+            if store.check([key]):
+                return dict(json.loads(store.get(key)))
+    return None
 
 
 def world_size() -> int:

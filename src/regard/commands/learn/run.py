@@ -168,7 +168,10 @@ def learn(  # noqa: D417 - the options are described in the configuration
         raise UserError("FSDP: expected processes that each hold the whole model, learn does not shard it")
     check_trackers(config.trackers, work_dir)
     processes.join_processes()
-    with open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work:
+    with (
+        processes.naming_lost_rank(),
+        open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work,
+    ):
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)

@@ -32,7 +32,7 @@ from regard.data.texts import Source, identify_source, sample_texts
 from regard.errors import UserError, warn_user
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
-from regard.runs.distributed import join_processes
+from regard.runs.distributed import join_processes, naming_lost_rank
 from regard.runs.output_dir import atomic_folder, cache_dir
 from regard.runs.progress import OnProgress, ProgressEvent, report_packing, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
@@ -129,7 +129,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
 
     options: dict[str, Any] = {"journal_alone": False, "resume": resume, "keep": keep_work_dir}
-    with open_work_dir(work_dir, command="pretrain", parts=PARTS, **options) as work:
+    with naming_lost_rank(), open_work_dir(work_dir, command="pretrain", parts=PARTS, **options) as work:
         text = prepare_text(config, cache_dir(cache), on_progress)
         model = _model(config, text.tokenizer)
         losses, sinks = _monitors(config, text, work)
