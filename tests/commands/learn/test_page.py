@@ -13,6 +13,7 @@ from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MAX_NUMBERS, MEAN, make_matrix_data
 from regard.commands.learn.metrics import METRICS, Estimate, find_baseline, format_fixed, sum_costs
 from regard.commands.learn.page import learn_page
+from regard.commands.learn.row_counts import describe_rows
 from regard.commands.learn.tables import find_unfinished_runs, has_one_order, task_names
 from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings
 from regard.commands.learn.words import _compare_forgetting as compare_forgetting
@@ -412,6 +413,14 @@ def test_other_seeds_and_kept_overlaps_are_warned_of(parsed: Parsed) -> None:
     assert "The methods were not run with the same seeds and orders." in page.text
     assert "Protocol paper: splits may share rows, and dev may be the test split" in page.text
     assert "warning" not in {attributes.get("class") for _, attributes in parsed.tags}
+
+
+def test_rows_that_are_also_held_out_are_told_where_they_are_dropped() -> None:
+    counts = {"mood": {"dropped_from_train": 12, "dropped_from_dev": 0}, "topics": {"dropped_from_dev": 1}}
+    assert describe_rows({"protocol": "clean", "overlaps": counts}) == [
+        "Training rows left out, whose text is there twice, or in dev or test of a task: 12 of mood.",
+        "Dev rows left out, whose text is there twice, or in test of a task: 1 of topics.",
+    ]
 
 
 @pytest.mark.exhaustive

@@ -13,6 +13,8 @@ _BY_TASK = {
     MINUS_ONE: "Rows with the label -1, taken as a class, which may mark rows without a label",
 }
 _OVERLAPS = {
+    "dropped_from_train": "Training rows left out, whose text is there twice, or in dev or test of a task",
+    "dropped_from_dev": "Dev rows left out, whose text is there twice, or in test of a task",
     AMBIGUOUS: "Texts with several labels, of which one at most is right",
     NEAR_COPIES: "Training rows that differ from a test row in punctuation or signs alone",
 }
