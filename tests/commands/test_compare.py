@@ -1,6 +1,7 @@
 """`regard compare` with runs of learn, replace and pretrain: what differs in settings, and the main figures."""
 
 import math
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from regard.commands.compare.comparison import (
     compare_figures,
@@ -234,6 +236,56 @@ def test_runs_that_are_alike_say_so(runs: Path, regard: Regard, tmp_path: Path) 
     assert "difference is copy − short" in alike.out
 
 
+def _learnt(
+    seeds: tuple[int, ...], task: str = "a task of some words", *, methods: tuple[str, ...] = ("probe",)
+) -> Any:
+    """A run over one task of a table that the first seed divides; with two figures of each method."""
+    source = f"rows.csv, 10% (dev) and 20% (test) of each class drawn with seed {seeds[0]}"
+    split = {"name": task, "source": source, "sha256": {"train": f"{seeds[0]}" * 64}}
+    record = {"runs": [{"seed": seed} for seed in seeds], "config": {"seed": seeds[0]}, "stream": {"tasks": [split]}}
+    figures = {f"{method}, {name}": dict.fromkeys(seeds, 0.5) for method in methods for name in ("one", "two")}
+    return SimpleNamespace(metadata=record, command="learn", figures_by_seed=lambda: figures)
+
+
+def test_rows_that_another_seed_draws_are_told_by_the_seed_alone() -> None:
+    table = compare_settings({"a": _learnt((1,)), "b": _learnt((2,))})
+    assert table.to_dict("records") == [{"setting": "seed", "a": "1", "b": "2"}]
+    other = _learnt((1,))
+    other.metadata["stream"]["tasks"][0]["sha256"]["train"] = "f" * 64
+    assert len(compare_settings({"a": _learnt((1,)), "b": other})) == 1, "the same seed draws other rows: another file"
+
+
+def test_all_seeds_are_told() -> None:
+    table = compare_settings({"a": _learnt((1, 2, 3)), "b": _learnt((1,))})
+    assert table.to_dict("records") == [{"setting": "seed", "a": "1, 2, 3", "b": "1"}]
+
+
+def test_a_method_that_a_run_lacks_is_named_once() -> None:
+    runs = {"a": _learnt((1,), methods=("probe", "prescale")), "b": _learnt((1,))}
+    assert "b has no prescale" in list_notes(runs, compare_settings(runs))
+
+
+def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
+    names = ["stream.tasks.which library is documented here.sha256.train", "seed"]
+    table = pd.DataFrame({"setting": names, "a": ["9d96db2f7884", "1"], "b": ["93489da1e47e", "2"]})
+    console = Console(width=60)
+    with console.capture() as told:
+        console.print(terminal_table(table, width=60))
+    lines = told.get().splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"stream.*….*\.sha256\.train +9d96db2f7884 +93489da1e47e", lines[1].rstrip())
+
+
+def test_rounding_is_no_difference() -> None:
+    def run(values: tuple[float, ...]) -> Any:
+        return PretrainResult(
+            pd.DataFrame(), pd.DataFrame(), {"final": {"sink_rate": sum(values)}, "config": {"seed": 1}}
+        )
+
+    figures = compare_figures({"a": run((0.1, 0.2)), "b": run((0.3,))}).set_index("figure")
+    assert figures.loc["sink_rate", "difference"] == 0
+
+
 def test_trained_weights_and_places_are_no_differences() -> None:
     """Weights that a run has trained are its outcome; of two positions of the strongest sink no difference is meant."""
     runs = {}
@@ -301,4 +353,5 @@ def test_a_score_that_is_no_number_is_told() -> None:
     assert "is not a finite number" in make_page(runs, compare_settings(runs), compare_figures(runs))
     runs["bad"] = ReplaceResult(scores[scores["task"] == "cola"], replaced_run.heads(), pd.DataFrame(), {})
     lacking = next(name for name in figures if not name.startswith("cola"))
-    assert any(note.startswith(f"bad has no {lacking}; ") for note in list_notes(runs, compare_settings(runs)))
+    missing = lacking.partition(", ")[0]
+    assert any(note.startswith(f"bad has no {missing}") for note in list_notes(runs, compare_settings(runs)))

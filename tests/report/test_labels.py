@@ -32,3 +32,20 @@ def test_one_is_singular(count: int, size: str, samples: str) -> None:
     record["data"] |= {"source": "a.txt"}
     assert (labels.model_size(record), labels.samples(record)) == (size, samples)
     assert labels.samples({"data": {"samples": count, "length": None}}) == samples.partition(" of")[0]
+
+
+@pytest.mark.parametrize(
+    "value, margin, text",
+    [
+        (45.9, 1.04, "45.9 ± 1.0 %"),
+        (45.9, 0.104, "45.90 ± 0.10 %"),
+        (-4.861, 9.8, "−4.9 ± 9.8 %"),
+        (1234.5, 120.0, "1,234 ± 120 %"),
+        (50.0, 0.0, "50.00 ± 0 %"),
+        (2e-5, 3e-6, "2.000e−05 ± 3.0e−06 %"),
+        (45.9, math.nan, "45.90 %"),
+        (math.nan, math.nan, "–"),
+    ],
+)
+def test_a_number_has_the_decimals_of_its_margin(value: float, margin: float, text: str) -> None:
+    assert labels.with_margin(value, margin, "%") == text

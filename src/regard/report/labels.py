@@ -67,6 +67,36 @@ def number(value: float, digits: int = 4) -> str:
     return text.replace("-", "−")
 
 
+def with_margin(value: float, margin: float, of: str = "", digits: int = 4) -> str:
+    """The number ± its margin in equal decimals, and the unit: two digits of the margin, at most five of the number.
+
+    Without a margin (NaN) the number to `digits` digits.
+    """
+    if math.isnan(margin) or not math.isfinite(value):
+        return with_unit(value, of, digits)
+    largest = max(abs(value), margin)
+    if margin <= ROUNDING * abs(value) or not 1e-4 <= largest < 1e7:
+        text = f"{number(value, digits)} ± {number(margin, 2) if margin > ROUNDING * abs(value) else '0'}"
+    else:
+        places = min(decimals(margin), max(0, 4 - power(value)))
+        text = f"{value:,.{places}f} ± {margin:,.{places}f}".replace("-", "−")
+    return f"{text} %" if of == "%" else text
+
+
+ROUNDING = 1e-9
+"""Relative errors below this are those of floating-point sums."""
+
+
+def decimals(error: float) -> int:
+    """How many decimals show two digits of an error; at most 6."""
+    return min(6, max(0, 1 - power(error)))
+
+
+def power(value: float) -> int:
+    """The power of ten of a number's first digit; 0 for 0."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
 def with_unit(value: float, of: str, digits: int = 4) -> str:
     """The number and its unit; a unit in words is left to the caption."""
     return f"{number(value, digits)} %" if of == "%" and not math.isnan(value) else number(value, digits)
@@ -169,6 +199,14 @@ def format_signed(value: float, places: int | None = None) -> str:
     text = f"{abs(value):,.{places}f}" if rounded else number(abs(value), 3)
     zero = math.isnan(value) or not any(digit in "123456789∞" for digit in text)
     return text if zero else f"{'−' if value < 0 else '+'}{text}"
+
+
+def format_fixed(value: float, places: int = 2) -> str:
+    """Format a number with fixed decimals; "–" if not finite."""
+    if not math.isfinite(value):
+        return "–"
+    text = f"{abs(value):,.{places}f}"
+    return f"−{text}" if value < 0 and text.strip("0.,") else text
 
 
 def verdict(difference: float, overlaps: bool | None) -> str:

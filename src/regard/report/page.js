@@ -71,7 +71,10 @@ const regard = (() => {
     return { element, box };
   };
   // Without the middle where it is long: names of tasks often differ at the end.
-  const shorten = (text) => (String(text).length > 24 ? `${text.slice(0, 9)}…${text.slice(-14)}` : text);
+  const kept = (most) => [Math.floor((most - 1) / 3), most - 1 - Math.floor((most - 1) / 3)];
+  const shorten = (text, most = 24) => (String(text).length > most ? `${text.slice(0, kept(most)[0])}…${text.slice(-kept(most)[1])}` : text);
+  // The same of a chart's labels, as an expression of Vega, which would cut their ends.
+  const shortLabels = (most) => `length(datum.label) > ${most} ? slice(datum.label, 0, ${kept(most)[0]}) + '…' + slice(datum.label, -${kept(most)[1]}) : datum.label`;
   const tableOf = (head, rows) => {
     const table = make("table", null);
     const top = make("tr", null);
@@ -290,5 +293,5 @@ const regard = (() => {
   redraw(start, drawMaps);
   start();
 
-  return { data, $, palette, mixed, legible, ink, show, make, draw, figure, tableOf, asTable, nominal, tooltip, drawLines, drawMap, redraw };
+  return { data, $, palette, mixed, legible, ink, show, make, draw, figure, tableOf, asTable, shortLabels, nominal, tooltip, drawLines, drawMap, redraw };
 })();

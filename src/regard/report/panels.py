@@ -70,7 +70,7 @@ def line(
                 "value": round_value(value),
                 "low": round_value(value - margin) if is_sure else None,
                 "high": round_value(value + margin) if is_sure else None,
-                "shown": labels.with_unit(value, unit, 4) + (f" ± {labels.number(margin, 2)}" if is_sure else ""),
+                "shown": labels.with_margin(value, margin if is_sure else math.nan, unit),
             }
         )
     return points

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from regard import LearnResult
+from regard.commands.learn.check import drops_table
+from regard.continual.forgetting import ForgottenTask
 from tests.commands.learn import learned
 
 Regard = Callable[..., Any]
@@ -37,14 +40,14 @@ def test_a_dropped_task_is_told_of_with_code_1(regard: Regard, run: Callable[...
     assert lines[0].split() == ["task", "before", "after", "drop", "interval", "verdict"]
     assert lines[1].split()[:4] == ["Politics", "96.1", "72.1", "24.0"]
     assert [line.rstrip().split("  ")[-1] for line in lines[1:4]] == ["dropped", "dropped", "cannot tell"]
-    assert lines[4:] == ["", f"2 of 3 old tasks dropped by more than 1 points (TIL, {OVER})", OPEN.format(1)]
+    assert lines[4:] == ["", f"2 of 3 old tasks dropped by more than 1 point (TIL, {OVER})", OPEN.format(1)]
 
 
 def test_what_the_intervals_leave_open_is_told_with_code_3(regard: Regard, run: Callable[..., Path]) -> None:
     ended = regard("check", run("prescale"))
     assert (ended.code, ended.err) == (3, "")
     assert [line.rstrip().split("  ")[-1] for line in ended.out.splitlines()[1:4]] == ["cannot tell"] * 3
-    told = f"\n0 of 3 old tasks dropped by more than 1 points (TIL, {OVER})\n"
+    told = f"\n0 of 3 old tasks dropped by more than 1 point (TIL, {OVER})\n"
     assert ended.out.endswith(told + OPEN.format(3) + "\n")
 
 
@@ -110,3 +113,18 @@ def test_intervals_of_one_seed_are_said_to_be_over_test_rows(
     scores = result.accuracy_matrix
     one = dataclasses.replace(result, accuracy_matrix=scores[scores["seed"] == scores["seed"].iloc[0]])
     assert "(TIL, 95 % intervals over test rows)" in regard("check", one.save(tmp_path / "one")).out
+
+
+def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
+    """Names of tasks often differ at their ends alone."""
+    tasks = [f"which library is documented here, of {count}" for count in ("three", "four")]
+    drops = [
+        ForgottenTask("s", "finetune", "til", task, 90.0, 80.0, 10.0, 5.0, 15.0, 50, (1, 2), "dropped")
+        for task in tasks
+    ]
+    console = Console(width=80)
+    with console.capture() as told:
+        console.print(drops_table(drops, 70))
+    _, *lines = told.get().splitlines()
+    assert [line.split("  ")[0][-8:] for line in lines] == ["of three", " of four"]
+    assert all("…" in line and len(line.rstrip()) <= 70 for line in lines)

@@ -11,7 +11,7 @@ from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.words import write_warnings
 from tests.commands.learn import learned
 
-FITTED = "fitted to 95% of each task's training texts (at most 128), cuts"
+FITTED = "fitted to 95 % of each task's training texts (at most 128), cuts"
 
 
 def cut(task: str, rows: int, tokens: int, option: str = "length", longest: int = 90) -> dict[str, Any]:

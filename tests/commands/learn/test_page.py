@@ -7,19 +7,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import vl_convert
 
 from regard.commands.learn.charts import MAX_TASK_PANELS
 from regard.commands.learn.gate import TIMES
 from regard.commands.learn.matrix import MAX_NUMBERS, MEAN, make_matrix_data
-from regard.commands.learn.metrics import METRICS, Estimate, find_baseline, format_fixed, sum_costs
+from regard.commands.learn.metrics import METRICS, Estimate, find_baseline, sum_costs
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.row_counts import describe_rows
 from regard.commands.learn.tables import find_unfinished_runs, has_one_order, task_names
 from regard.commands.learn.words import MAX_WARNINGS, join_names, write_warnings
 from regard.commands.learn.words import _compare_forgetting as compare_forgetting
 from regard.continual.metrics import metrics_table
+from regard.report.labels import format_fixed
 from regard.report.page import libraries
 from tests.commands.learn import learned
+from tests.report.browser import draw, needs_node
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 TABLES = learned.tables()
@@ -711,3 +714,22 @@ def test_one_task_forgets_nothing() -> None:
     assert "beside-dots" not in page.data["panels"]
     assert "forgets" not in page.text
     assert "1 task ·" in page.text
+
+
+@needs_node
+def test_labels_of_long_names_lose_their_middle() -> None:
+    """Names of tasks often differ at their ends alone, which Vega would cut."""
+    tasks = tuple(f"which library is documented here, of {count}" for count in ("three", "four"))
+    tables = learned.tables(learned.matrix(("finetune",), (39,), tasks, ("til",)))
+    figures = draw(learn_page(tables, learned.record()))["start"]
+    spec = next(figure["spec"] for figure in figures if figure["place"] == "matrix-grids")
+    drawn = vl_convert.vegalite_to_svg({**spec, "config": {}})
+    assert all(label in drawn for label in (">which…re, of three<", ">which…ere, of four<"))
+
+
+def test_rows_of_several_seeds_are_told_to_be_those_of_the_first(parsed: Parsed) -> None:
+    first = TABLES["matrix"]["seed"].iloc[0]
+    told = "Rows, hashes and overlaps of the runs with seed"
+    assert f"{told} {first};" in parsed.text
+    alone = learned.tables(learned.matrix(("finetune",), (39,), learned.TASKS[:2], ("til",)))
+    assert told not in Parsed(learn_page(alone, learned.record())).text

@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> None:
         check_output_file(args.out, overwrite=args.overwrite)
         if args.out.suffix.lower() not in PAGES:
             raise UserError(f"--out: expected a name that ends in {' or '.join(PAGES)}, got {args.out}")
-    shown, notes, page = _compare(_load(args.runs))
     console = Console(highlight=False)
+    shown, notes, page = _compare(_load(args.runs), console.width)
     for part in shown:
         console.print(part)
     for note in notes:
@@ -74,8 +74,8 @@ def _load(folders: Sequence[Path]) -> Mapping[str, Any]:
     return {name: kind.load(folder) for name, folder in zip(names, folders, strict=True)}
 
 
-def _compare(runs: Mapping[str, Any]) -> tuple[list[RenderableType], list[str], str]:
-    """Return what the terminal shows, notes, and the page."""
+def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType], list[str], str]:
+    """Return what a terminal of a width shows, notes, and the page."""
     from regard.commands.compare import comparison
     from regard.commands.measure.compare import compare
     from regard.commands.measure.page import terminal_table
@@ -89,6 +89,9 @@ def _compare(runs: Mapping[str, Any]) -> tuple[list[RenderableType], list[str], 
         notes = list(table.attrs.get("notes", []))
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
-        shown = [comparison.terminal_table(settings, comparison.MAX_SETTINGS), comparison.terminal_table(figures)]
+        shown = [
+            comparison.terminal_table(settings, comparison.MAX_SETTINGS, width),
+            comparison.terminal_table(figures, width=width),
+        ]
         notes, page = comparison.list_notes(runs, settings), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *two_runs], page

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
 from regard.report.labels import number
-from regard.runs.intervals import seed_difference, t_interval
+from regard.report.terminal import WIDTH, shorten
+from regard.runs.intervals import ROUNDING, seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
 from regard.runs.selection import list_some
@@ -36,6 +38,11 @@ _PLACE = "position"
 """How figures end of which no difference is meant."""
 MAX_NAMES, BETWEEN = 8, "; "  # names of figures have commas
 """Figures that a note names."""
+GAP = 2
+"""Blanks between the columns of a table."""
+HASHES = ("sha256", "digest")
+_SPLIT_SEED = re.compile(r" drawn with seed \d+")
+"""How a task's source names the seed of its parts."""
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
 
@@ -58,15 +65,36 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     flat = {
         name: ({"stream.tasks": ", ".join(tasks[name])} if partial else {})
         | {key: value for key, value in _flatten(run.metadata) if not _is_of_task(key, partial)}
+        | _all_seeds(run)
         for name, run in runs.items()
     }
     outcomes = {"model.sha256"} if all(run.command == PretrainResult.command for run in runs.values()) else set()
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
     different = [row for row in rows if len({row[name] for name in runs}) > 1 and row["setting"] not in outcomes]
-    told = {_section(row["setting"]) for row in different if not _is_hash_name(row["setting"])}
-    shown = [row for row in different if not _is_hash_name(row["setting"]) or _section(row["setting"]) not in told]
+    told = [row["setting"] for row in different if _part_with_hash(row["setting"]) is None]
+    shown = [row for row in different if not _is_explained(_part_with_hash(row["setting"]), told)]
+    if "seed" in told:
+        shown = [row for row in shown if len({_SPLIT_SEED.sub("", row[name]) for name in runs}) > 1]
     return pd.DataFrame(shown, columns=["setting", *runs])
+
+
+def _all_seeds(run: RunResult) -> dict[str, str]:
+    """Return the seeds of a run of learning; its config has only the first."""
+    seeds = dict.fromkeys(str(part["seed"]) for part in run.metadata.get("runs") or [] if "seed" in part)
+    return {"seed": ", ".join(seeds)} if seeds else {}
+
+
+def _part_with_hash(setting: str) -> str | None:
+    """Return the part of the metadata that a hash is of, as `stream.tasks.TASK`; None where it is no hash."""
+    parts = setting.split(".")
+    at = next((index for index, part in enumerate(parts) if part in HASHES), None)
+    return None if at is None else ".".join(parts[:at])
+
+
+def _is_explained(part: str | None, told: Sequence[str]) -> bool:
+    """Return whether something that differs in the same part says more than its hash."""
+    return part is not None and any(setting.startswith(f"{part}.") for setting in told)
 
 
 def _task_names(run: RunResult) -> list[str]:
@@ -78,14 +106,6 @@ def _is_of_task(setting: str, tasks: Collection[str]) -> bool:
     section, _, rest = setting.partition(".")
     name = rest.partition(".")[2]
     return section == "stream" and any(name == task or name.startswith(f"{task}.") for task in tasks)
-
-
-def _is_hash_name(setting: str) -> bool:
-    return setting.rpartition(".")[2] in ("sha256", "digest")
-
-
-def _section(setting: str) -> str:
-    return setting.partition(".")[0]
 
 
 def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
@@ -108,7 +128,9 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
             column = "difference" if len(others) == 1 else f"{name} − {first}"
             is_place = str(key).endswith(_PLACE)
             values_of_both = ({}, {}) if is_place else (values[name], values[first])
-            row[column], row[f"± {name}" if len(others) > 1 else "±"] = seed_difference(*values_of_both)[:2]
+            value, margin = seed_difference(*values_of_both)[:2]
+            row[column] = 0.0 if abs(value) <= ROUNDING * max(abs(row[name]), abs(row[first])) else value
+            row[f"± {name}" if len(others) > 1 else "±"] = margin
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
@@ -169,18 +191,34 @@ def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> 
                 f"{run}: {list_some(undefined, MAX_NAMES, BETWEEN)} is not a finite number for at least one seed "
                 f"({why})"
             )
-        if lacks := [name for name in all_names if name not in of_run]:
-            notes.append(f"{run} has no {list_some(lacks, MAX_NAMES, BETWEEN)}")
+        parts = {_first_part(name) for name in of_run}
+        lacks = dict.fromkeys(
+            name if _first_part(name) in parts else _first_part(name) for name in all_names if name not in of_run
+        )
+        if lacks:
+            notes.append(f"{run} has no {list_some([*lacks], MAX_NAMES, BETWEEN)}")
     return notes
 
 
-def terminal_table(table: pd.DataFrame, max_rows: int | None = None) -> rich.table.Table:
-    """Return a table as a terminal shows it, its first rows: numbers in four digits, texts as they are."""
+def _first_part(figure: str) -> str:
+    """Return the method, or model, that a figure is of: all before the first comma."""
+    return figure.partition(", ")[0]
+
+
+def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int = WIDTH) -> rich.table.Table:
+    """Return a table as a terminal of a width shows it, its first rows: numbers in four digits, texts as they are.
+
+    Where it would be wider, names in the first column, which have no blank to break at, lose their middle.
+    """
+    rows = [[*map(_format, row)] for row in table.head(max_rows).itertuples(index=False)]
+    widest = [max([len(str(name)), *map(len, cells)]) for name, *cells in zip(table.columns, *rows, strict=True)]
+    room = max(width // 2 - GAP, width - sum(GAP + column for column in widest[1:]))
     shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(table.columns):
-        shown.add_column(Text(str(column)), justify="right" if index else "left", overflow="fold")
-    for row in table.head(len(table) if max_rows is None else max_rows).itertuples(index=False):
-        shown.add_row(*(Text(_format(value)) for value in row))
+        name: dict[str, Any] = {"justify": "right", "overflow": "fold"} if index else {"no_wrap": True}
+        shown.add_column(Text(str(column)), **name)
+    for first, *cells in rows:
+        shown.add_row(Text(shorten(first, room)), *map(Text, cells))
     return shown
 
 

@@ -1,12 +1,13 @@
 """Sentences, figures and page of a conversion."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
 from regard.report import labels
-from regard.report.labels import format_duration, format_signed, number, pluralize
+from regard.report.labels import format_duration, format_fixed, format_signed, number, pluralize
 from regard.report.page import Command, KeyFigure, Page, Panels, Record, Section, Table
 from regard.report.panels import Panel, line, numeric_column, panel
 from regard.report.repeats import describe_repeats
@@ -27,6 +28,8 @@ _LAYERS = (
     "Squared difference between a layer’s attention output and the untouched layer’s, on the untouched model’s hidden "
     "states, over the mean square of that output: 1 is as far as a layer that gives nothing."
 )
+PLACES = 3
+"""Decimals of a change of the loss, at least."""
 _AGAIN = "regard convert MODEL --config results.json"
 _SHOWN = ("config", "command_line", "final", "data")
 
@@ -51,7 +54,9 @@ def _change(row: Any) -> str:
     """State the change of the loss at the end only as far as its interval supports it."""
     low, high = row["change_low"], row["change_high"]
     values = (-row["change"], -high, -low) if high < 0 else (row["change"], low, high)
-    change, low, high = (number(value, 3) for value in values)
+    half = (high - low) / 2
+    places = max(PLACES, labels.decimals(half)) if math.isfinite(half) else PLACES
+    change, low, high = (format_fixed(value, places) for value in values)
     interval = f"{change} [{low}, {high}] nats a token"
     if row["change_low"] > 0:
         return f"The loss is still above the untouched model’s, by {interval}."
@@ -64,8 +69,8 @@ def stage_lines(stages: pd.DataFrame) -> list[str]:
     """List the stages for a terminal."""
     lines = [f"{'stage':<12}{'steps':>7}{'loss':>9}{'perplexity':>12}{'change':>9}  95 % interval"]
     for row in stages.itertuples():
-        interval = "" if row.stage == "untouched" else f"  {row.change_low:+.3f} to {row.change_high:+.3f}"
-        change = "" if row.stage == "untouched" else f"{row.change:+.3f}"
+        interval = "" if row.stage == "untouched" else f"  {_interval(row.change_low, row.change_high)}"
+        change = "" if row.stage == "untouched" else format_signed(row.change, PLACES)
         lines.append(
             f"{row.stage:<12}{row.steps:>7,}{row.loss:>9.3f}{number(row.perplexity, 4):>12}{change:>9}{interval}"
         )
@@ -129,13 +134,14 @@ def _table(stages: pd.DataFrame) -> Table:
         is_first = row.stage == "untouched"
         cells = [f"{row.steps:,}", number(row.loss, 4), f"{number(row.loss_low, 4)} – {number(row.loss_high, 4)}"]
         cells.append(number(row.perplexity, 4))
-        cells += ["–", "–"] if is_first else [format_signed(row.change, 3), _interval(row.change_low, row.change_high)]
+        change = [format_signed(row.change, PLACES), _interval(row.change_low, row.change_high)]
+        cells += ["–", "–"] if is_first else change
         rows.append((str(row.stage), STAGES[str(row.stage)], cells))
     return Table(rows, head, "Loss by stage")
 
 
 def _interval(low: float, high: float) -> str:
-    return f"{format_signed(low, 3)} to {format_signed(high, 3)}"
+    return f"{format_signed(low, PLACES)} to {format_signed(high, PLACES)}"
 
 
 def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -146,7 +152,7 @@ def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyF
     ]
     seconds = labels.metadata_number(metadata, "cost", "seconds")
     interval = f"{_interval(last['change_low'], last['change_high'])} nats a token"
-    figures.append(KeyFigure("Change of the loss", format_signed(last["change"], 3), interval))
+    figures.append(KeyFigure("Change of the loss", format_signed(last["change"], PLACES), interval))
     if seconds is not None:
         steps = int(stages["steps"].sum())
         figures.append(KeyFigure("Training", format_duration(seconds), pluralize(steps, "step")))

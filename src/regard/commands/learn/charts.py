@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping
 
 import pandas as pd
 
-from regard.commands.learn.metrics import format_fixed
 from regard.commands.learn.tables import (
     RUN_KEYS,
     SCENARIOS,
@@ -18,6 +17,7 @@ from regard.commands.learn.tables import (
     task_names,
 )
 from regard.report import labels
+from regard.report.labels import format_fixed
 from regard.report.panels import INKS, Panel, Styles, line, panel, thin_indices
 from regard.runs.intervals import t_half_width
 

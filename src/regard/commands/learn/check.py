@@ -29,6 +29,8 @@ DROPPED, CANNOT_TELL = 1, 3
 """Exit codes."""
 WIDTH = 120
 """Width of the table without a terminal."""
+GAP, MIN_NAME = 2, 12
+"""Blanks between columns, and the least width of a task's name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +65,12 @@ def run(args: argparse.Namespace) -> int:
     if not drops:
         console.print(explain_nothing_to_check(scores, scenario=args.scenario), soft_wrap=True)
         return 0
-    console.print(_table(drops))
+    console.print(drops_table(drops, console.width))
     num_dropped, num_open = (sum(drop.verdict == verdict for drop in drops) for verdict in ("dropped", "cannot tell"))
     count = f"{num_dropped} of {len(drops)} old tasks" if len(drops) > 1 else f"{num_dropped} of 1 old task"
     intervals = f"95 % intervals over {_units(drops)}"
-    told = f"{count} dropped by more than {margin:g} points ({args.scenario.upper()}, {intervals})"
+    points = "1 point" if margin == 1 else f"{margin:g} points"
+    told = f"{count} dropped by more than {points} ({args.scenario.upper()}, {intervals})"
     console.print(f"\n{told}", soft_wrap=True)
     if num_open:
         console.print(f"cannot tell: {num_open}, whose interval has drops on both sides of the margin", soft_wrap=True)
@@ -82,22 +85,30 @@ def _units(drops: Sequence[ForgottenTask]) -> str:
     return f"{'seeds' if several else 'runs'}; over test rows where a task has one, or equal drops"
 
 
-def _table(drops: Sequence[ForgottenTask]) -> Table:
+def drops_table(drops: Sequence[ForgottenTask], width: int) -> Table:
+    """Return the drops as a table; names lose their middle where it would be wider."""
     from rich.table import Table
     from rich.text import Text
 
-    from regard.commands.learn.metrics import format_fixed
+    from regard.report.labels import format_fixed
+    from regard.report.terminal import shorten
 
     multiple_methods = len({(drop.stream, drop.method) for drop in drops}) > 1
+    rows: list[list[str]] = []
+    for drop in drops:
+        numbers = (drop.before, drop.after, drop.drop, drop.ci_low, drop.ci_high)
+        *scores, low, high = (format_fixed(value, 1) for value in numbers)
+        rows.append([*scores, f"{low} to {high}", drop.verdict])
+    heads = ("before", "after", "drop", "interval", "verdict")
+    widths = [max(len(head), *map(len, cells)) for head, cells in zip(heads, zip(*rows, strict=True), strict=True)]
+    methods = max(len("method"), *(len(drop.method) for drop in drops)) + GAP if multiple_methods else 0
+    room = max(MIN_NAME, width - methods - sum(GAP + column for column in widths))
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("method", "task") if multiple_methods else ("task",):
         table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("before", "after", "drop", "interval"):
-        table.add_column(name, no_wrap=True, justify="right", min_width=len("before"))
-    table.add_column("verdict", no_wrap=True, min_width=len("verdict"))
-    for drop in drops:
-        names = (drop.method, drop.task) if multiple_methods else (drop.task,)
-        numbers = (drop.before, drop.after, drop.drop, drop.ci_low, drop.ci_high)
-        *scores, low, high = (format_fixed(value, 1) for value in numbers)
-        table.add_row(*map(Text, (*names, *scores, f"{low} to {high}", drop.verdict)))
+    for head, column in zip(heads, widths, strict=True):
+        table.add_column(head, no_wrap=True, justify="left" if head == heads[-1] else "right", min_width=column)
+    for drop, cells in zip(drops, rows, strict=True):
+        task = shorten(drop.task, room)
+        table.add_row(*map(Text, ((drop.method, task) if multiple_methods else (task,))), *map(Text, cells))
     return table

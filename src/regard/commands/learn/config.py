@@ -118,7 +118,7 @@ class LearnConfig(Config):
     samples_per_class: int | None = config_field(None, "maximum training rows per class")
     max_eval_samples: int | None = config_field(None, "maximum test rows per task, and maximum dev rows")
     length: int | None = config_field(
-        None, "maximum tokens per text (laptop: fitted to 95% of each task's training texts, at most 128)", minimum=4
+        None, "maximum tokens per text (laptop: fitted to 95 % of each task's training texts, at most 128)", minimum=4
     )
     target_length: int | None = config_field(None, "maximum tokens per generated answer")
     batch_size: int | None = config_field(None, "rows per update")

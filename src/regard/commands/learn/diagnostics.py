@@ -8,8 +8,8 @@ import pandas as pd
 
 from regard.commands.learn import tables as learn_tables
 from regard.commands.learn.charts import make_dot_panel
-from regard.commands.learn.metrics import format_fixed
 from regard.report import labels
+from regard.report.labels import format_fixed
 from regard.report.page import Heading, Part, Table
 from regard.report.panels import Panel
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn.metrics import format_fixed
 from regard.commands.learn.tables import Cells, average_statistic, make_cells, task_names
+from regard.report.labels import format_fixed
 from regard.report.page import Heading, Part, Row, Table
 from regard.report.panels import Panel, line, panel
 

@@ -27,7 +27,7 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
     flag, limits = option.replace("_", "-"), sorted({int(run[option]) for run in runs})
     name = f"{flag} {limits[0]}" if len(limits) == 1 else f"{flag} {limits[0]} to {limits[-1]}"
     if is_fitted:
-        name += f", fitted to {FITTED_SHARE:.0%} of each task's training texts (at most {MAX_FITTED_LENGTH}),"
+        name += f", fitted to {100 * FITTED_SHARE:.0f} % of each task's training texts (at most {MAX_FITTED_LENGTH}),"
     if not rows:
         return f"{name} cuts no text"
     by_task: dict[str, list[Mapping[str, Any]]] = {}

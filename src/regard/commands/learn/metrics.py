@@ -12,6 +12,7 @@ import pandas as pd
 from regard.commands.learn.tables import SCENARIOS, method_names
 from regard.continual.costs import AROUND
 from regard.report import labels, page
+from regard.report.labels import format_fixed
 from regard.report.page import Table
 from regard.report.panels import numeric_column
 
@@ -126,14 +127,6 @@ def find_ties(methods: Sequence[str], scores: Mapping[str, Estimate]) -> list[st
     """Find the methods whose printed mean equals that of the first one."""
     formatted = format_fixed(scores[methods[0]].mean)
     return [name for name in scores if name in methods and format_fixed(scores[name].mean) == formatted]
-
-
-def format_fixed(value: float, places: int = 2) -> str:
-    """Format a number with fixed decimals; "–" if not finite."""
-    if not math.isfinite(value):
-        return "–"
-    text = f"{abs(value):,.{places}f}"
-    return f"−{text}" if value < 0 and text.strip("0.,") else text
 
 
 def format_estimate(estimate: Estimate | None) -> str:

@@ -1,5 +1,5 @@
 (() => {
-  const { data, $, palette, mixed, legible, ink, show, draw, figure, asTable, nominal, tooltip, drawLines, redraw } = regard;
+  const { data, $, palette, mixed, legible, ink, show, draw, figure, asTable, shortLabels, nominal, tooltip, drawLines, redraw } = regard;
   const selected = (id) => $(id).value;
   const drawCurves = () => drawLines($("curves-lines"), data.curves[selected("curves-setting")]);
 
@@ -8,7 +8,7 @@
   const drawGrid = (parent, { caption, note, corner = "Task", margin = 120, columns, rows, cells, scale }) => {
     const { element, box } = figure(parent, caption, note);
     const step = Math.min(56, Math.max(14, Math.floor(Math.max(180, element.clientWidth - margin) / columns.length)));
-    const axis = { labelLimit: 110, ticks: false, domain: false };
+    const axis = { labelExpr: shortLabels(18), labelLimit: 180, ticks: false, domain: false };
     const side = (field, domain, more) => nominal(field, { sort: null, title: null, axis: { ...axis, ...more }, scale: { domain, paddingInner: 0.06, paddingOuter: 0 } });
     const x = side("x", columns, { orient: "top", labelAngle: -40, labelOverlap: false });
     const shared = { x, y: side("y", rows), tooltip: tooltip({ what: "cell", shown: "value" }) };

@@ -66,7 +66,7 @@ def learn_page(tables: Tables, metadata: Mapping[str, Any]) -> str:
             Section("gate", "Gate", gate_parts, gate.describe_gates(gates)),
             Section("pseudo", "Pseudo samples", sample_parts, diagnostics.PSEUDO_ABOUT),
             Section("general", "Beyond the stream", general.make_general_tables(tables), general.ABOUT),
-            Section("stream", "Stream", _stream(metadata)),
+            Section("stream", "Stream", _stream(metadata), _about_stream(matrix)),
             Section("settings", "Settings", [Record(labels.section(metadata, "config"))]),
             Section("again", "Command", [Command(_command(matrix, metadata))], _AGAIN),
             Section("provenance", "Provenance", [Record(_rest(metadata))]),
@@ -191,6 +191,14 @@ def _stream(metadata: Mapping[str, Any]) -> list[Part]:
     excluded = ("tasks", _KEY)
     rest = {key: value for key, value in labels.section(metadata, "stream").items() if key not in excluded}
     return [tasks, *_protocol_parts(metadata), Record(rest)]
+
+
+def _about_stream(matrix: pd.DataFrame) -> str:
+    """Say of which run the rows are, where there are several seeds."""
+    first, *others = matrix["seed"].unique()
+    if not others:
+        return ""
+    return f"Rows, hashes and overlaps of the runs with seed {first}; each seed draws its own where rows are drawn."
 
 
 def _task(task: Mapping[str, Any]) -> Row:

@@ -15,12 +15,12 @@ from regard.commands.learn.charts import MAX_TASK_PANELS
 from regard.commands.learn.heads import describe_head
 from regard.commands.learn.lengths import describe_lengths
 from regard.commands.learn.matrix import omits_runs
-from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate, format_fixed
+from regard.commands.learn.metrics import REFERENCES, Difference, Estimate, find_ties, format_estimate
 from regard.commands.learn.references import describe_references
 from regard.commands.learn.row_counts import describe_rows
 from regard.commands.learn.tables import SCENARIOS, Tables, count_tasks
 from regard.report import labels
-from regard.report.labels import format_duration, format_signed, metadata_number, pluralize
+from regard.report.labels import format_duration, format_fixed, format_signed, metadata_number, pluralize
 from regard.report.page import KeyFigure
 from regard.report.panels import INKS
 from regard.report.terminal import WIDTH, plain, summary

@@ -39,9 +39,10 @@ def key_figures(
 
     def make_figure(measure: Measure, value: float, error: float, note: str, extreme: str = "") -> KeyFigure:
         label = labels.name(measure, metadata, with_site=False) + (f", {extreme}." if extreme else "")
-        margin = "" if np.isnan(error) else f"± {labels.number(error, 2)} (SE), "
-        text = labels.with_unit(value, labels.unit(measure.statistic, metadata))
-        return KeyFigure(label, text, margin + note, labels.site(measure.site) if multiple_sites else "")
+        text, _, margin = labels.with_margin(value, error).partition(" ± ")
+        percent = " %" if labels.unit(measure.statistic, metadata) == "%" and not np.isnan(value) else ""
+        margin = f"± {margin} (SE), " if margin else ""
+        return KeyFigure(label, text + percent, margin + note, labels.site(measure.site) if multiple_sites else "")
 
     token_figures = [
         _token_figure(row, labels.site(str(row.site)) if len(best) > 1 else "") for row in best.itertuples(index=False)
@@ -220,9 +221,8 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
     if block is None:
         return []
     position, value, error = strongest(block, measure, metadata)
-    margin = "" if math.isnan(error) else f" ± {labels.number(error, 2)}"
-    percent = " %" if labels.unit(measure.statistic, metadata) == "%" else ""
-    return [f"{name(measure)}: {labels.number(value)}{margin}{percent} at position {position} (whole model)"]
+    text = labels.with_margin(value, error, labels.unit(measure.statistic, metadata))
+    return [f"{name(measure)}: {text} at position {position} (whole model)"]
 
 
 def _by_modality(all_measures: Sequence[Measure], name: Name) -> list[str]:

@@ -59,9 +59,10 @@ def fraction_panels(points: pd.DataFrame, series: str, title: Callable[[str, str
         positions = axis_places(rows["dynamic_fraction"].tolist())
         written = []
         for row in rows.to_dict("records"):
-            margin = "" if math.isnan(row["ci_low"]) else f" ± {labels.number((row['ci_high'] - row['ci_low']) / 2, 2)}"
-            times = "over parts of the text" if margin and row["n"] == 1 else labels.pluralize(row["n"], "seed")
-            shown = f"{labels.number(row['mean'], 3)}{margin} ({times})"
+            margin = (row["ci_high"] - row["ci_low"]) / 2
+            over_text = row["n"] == 1 and not math.isnan(margin)
+            times = "over parts of the text" if over_text else labels.pluralize(row["n"], "seed")
+            shown = f"{labels.with_margin(row['mean'], margin, digits=3)} ({times})"
             fraction, numbers = float(row["dynamic_fraction"]), (row["mean"], row["ci_low"], row["ci_high"])
             named = dict(zip(("value", "low", "high"), numbers, strict=True))
             written.append(_point(positions, fraction, str(row[series]), shown, **named))

@@ -182,17 +182,15 @@ def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) 
     originals = means[means.index.get_level_values("dynamic_fraction") == 1].groupby(GROUP, sort=False).head(1)
     of_original = {key[:3]: margins[key] for key in originals.index}
 
-    def with_margin(value: float, margin: float) -> str:
-        return labels.number(value, 3) + ("" if math.isnan(margin) else f" ± {labels.number(margin, 2)}")
-
     first = [
-        with_margin(float(rows["original"].iloc[0]), of_original.get(key, math.nan)) for key, rows in by_task.items()
+        labels.with_margin(float(rows["original"].iloc[0]), of_original.get(key, math.nan), digits=3)
+        for key, rows in by_task.items()
     ]
     table_rows: list[Row] = [("original", original, first)] if by_task else []
     for name, rows in drops.groupby("constants", sort=False):
         by_key = {
             (row.model, row.task, row.metric): (
-                f"{with_margin(float(row.score), margins[tuple(getattr(row, key) for key in KEYS)])}"
+                f"{labels.with_margin(float(row.score), margins[tuple(getattr(row, key) for key in KEYS)], digits=3)}"
                 f" ({words.row_drop(row)})"
             )
             for row in rows.itertuples()

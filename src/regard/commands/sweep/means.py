@@ -157,22 +157,6 @@ def format_mean(value: Mean, unit: str = "", *, of: int = 0) -> str:
 
     `of`: how many trials there are; where fewer have the value, the text says how many.
     """
-    text = labels.number(value.value, 3)
-    if value.error > ROUNDING * abs(value.value):
-        places = min(decimals(value.error), max(0, 4 - _power(value.value)))
-        text = f"{value.value:,.{places}f} ± {value.error:,.{places}f}"
-    text = f"{text} %" if unit == "%" and value.n else text
+    is_sure = value.error > labels.ROUNDING * abs(value.value)
+    text = labels.with_margin(value.value, value.error if is_sure else math.nan, unit if value.n else "", digits=3)
     return f"{text} (n = {value.n})" if 0 < value.n < of else text
-
-
-ROUNDING = 1e-9
-"""Relative errors below this are those of floating-point sums."""
-
-
-def decimals(error: float) -> int:
-    """Return how many decimals show two digits of an error; at most 6."""
-    return min(6, max(0, 1 - _power(error)))
-
-
-def _power(value: float) -> int:
-    return math.floor(math.log10(abs(value))) if value else 0

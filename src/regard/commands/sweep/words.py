@@ -124,7 +124,7 @@ def format_difference(difference: SeedDifference, unit: str) -> list[str]:
     if not difference.has_interval:
         return [f"{labels.format_signed(difference.value)}{points}", "–", result]
     half = difference.half_width
-    places = sweep_means.decimals(half) if half > sweep_means.ROUNDING else 3
+    places = labels.decimals(half) if half > labels.ROUNDING else 3
     value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
 
