@@ -266,14 +266,17 @@ def test_a_method_that_a_run_lacks_is_named_once() -> None:
 
 
 def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
-    names = ["stream.tasks.which library is documented here.sha256.train", "seed"]
-    table = pd.DataFrame({"setting": names, "a": ["9d96db2f7884", "1"], "b": ["93489da1e47e", "2"]})
+    names = ["stream.tasks.which library is documented here.sha256.train", "seed", "model.class"]
+    texts = {"a": ["9d96db2f7884", "1", "SmolLM3ForCausalLM"], "b": ["93489da1e47e", "12345678901234", "Llama"]}
+    table = pd.DataFrame({"setting": names, **texts})
     console = Console(width=60)
     with console.capture() as told:
         console.print(terminal_table(table, width=60))
     lines = told.get().splitlines()
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert re.fullmatch(r"stream.*….*\.sha256\.train +9d96db2f7884 +93489da1e47e", lines[1].rstrip())
+    assert lines[2].split() == ["seed", "1", "12345678901234"], "numbers stay whole"
+    assert lines[3].split() == ["model.class", "SmolL…orCausalLM", "Llama"]
 
 
 def test_rounding_is_no_difference() -> None:

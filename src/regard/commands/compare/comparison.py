@@ -38,8 +38,8 @@ _PLACE = "position"
 """How figures end of which no difference is meant."""
 MAX_NAMES, BETWEEN = 8, "; "  # names of figures have commas
 """Figures that a note names."""
-GAP = 2
-"""Blanks between the columns of a table."""
+GAP, MIN_WORD = 2, 12
+"""Blanks between the columns of a table, and letters of a word that are always shown."""
 HASHES = ("sha256", "digest")
 _SPLIT_SEED = re.compile(r" drawn with seed \d+")
 """How a task's source names the seed of its parts."""
@@ -88,7 +88,7 @@ def _all_seeds(run: RunResult) -> dict[str, str]:
 def _part_with_hash(setting: str) -> str | None:
     """Return the part of the metadata that a hash is of, as `stream.tasks.TASK`; None where it is no hash."""
     parts = setting.split(".")
-    at = next((index for index, part in enumerate(parts) if part in HASHES), None)
+    at = next((index for index, part in enumerate(parts) if part.endswith(HASHES)), None)
     return None if at is None else ".".join(parts[:at])
 
 
@@ -174,7 +174,10 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
     has_margin = any(str(name)[0] == "±" for name in compare_figures(runs))
     margin = "; ±: half of the 95 % interval" if has_margin else ""
-    paired = "differences are of the seeds that both have, if most are"
+    seeds = (
+        "seeds, with their orders of tasks," if next(iter(runs.values())).command == LearnResult.command else "seeds"
+    )
+    paired = f"differences are of the {seeds} that both have, if most are"
     return [*notes, f"figures are means over seeds; {paired}{margin}"]
 
 
@@ -208,18 +211,24 @@ def _first_part(figure: str) -> str:
 def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int = WIDTH) -> rich.table.Table:
     """Return a table as a terminal of a width shows it, its first rows: numbers in four digits, texts as they are.
 
-    Where it would be wider, names in the first column, which have no blank to break at, lose their middle.
+    Where it would be wider, words lose their middle rather than go on in the next line; numbers stay whole.
     """
     rows = [[*map(_format, row)] for row in table.head(max_rows).itertuples(index=False)]
     widest = [max([len(str(name)), *map(len, cells)]) for name, *cells in zip(table.columns, *rows, strict=True)]
-    room = max(width // 2 - GAP, width - sum(GAP + column for column in widest[1:]))
+    room = min(widest[0], max(width // 3, width - sum(GAP + column for column in widest[1:])))
+    share = max(MIN_WORD, (width - room) // max(1, len(widest) - 1) - GAP)
     shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(table.columns):
         name: dict[str, Any] = {"justify": "right", "overflow": "fold"} if index else {"no_wrap": True}
         shown.add_column(Text(str(column)), **name)
     for first, *cells in rows:
-        shown.add_row(Text(shorten(first, room)), *map(Text, cells))
+        shown.add_row(Text(shorten(first, room)), *(Text(_shorten_words(cell, share)) for cell in cells))
     return shown
+
+
+def _shorten_words(text: str, width: int) -> str:
+    """Return a text whose words fit into a width, unless they are numbers."""
+    return " ".join(shorten(word, width) if any(map(str.isalpha, word)) else word for word in text.split(" "))
 
 
 def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
