@@ -13,8 +13,9 @@ from rich.console import Console
 
 from regard.commands.sweep.means import Comparison, Mean, average, difference, format_mean, name_combination
 from regard.commands.sweep.page import LINES, over_seeds, sweep_page
-from regard.commands.sweep.words import sweep_summary
+from regard.commands.sweep.words import format_difference, make_key_figures, sweep_summary
 from regard.report.labels import format_signed
+from regard.runs.intervals import SeedDifference
 from tests.commands.pretrain import pretrain_run
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
@@ -146,6 +147,32 @@ def test_means_are_told_to_the_errors_second_digit() -> None:
 )
 def test_signs(value: float, places: int | None, text: str) -> None:
     assert format_signed(value, places) == text
+
+
+@pytest.mark.parametrize(
+    "value, half, told",
+    [
+        (-1.08, 1.1, ["−1.08", "−2.18 to +0.02", "overlaps 0"]),
+        (-1.12, 1.1, ["−1.12", "−2.22 to −0.02", "lower"]),
+        (-1.5, 1.1, ["−1.5", "−2.6 to −0.4", "lower"]),
+        (0.0, 0.0, ["0.000", "0.000 to 0.000", "overlaps 0"]),
+    ],
+)
+def test_an_end_near_0_is_not_written_as_0(value: float, half: float, told: list[str]) -> None:
+    assert format_difference(SeedDifference(value, half, 3), "") == told
+
+
+def test_equal_extremes_are_all_named() -> None:
+    rows = [(f"k{i}", seed, 3.0 + seed, value) for i, value in enumerate((0.0, 0.0, 5.0)) for seed in (0, 1)]
+    table = pd.DataFrame(rows, columns=["key", "seed", "valid_loss", "sink_rate"])
+    planned = [{"key": f"k{i}", "values": {"attention": name}, "seed": 0} for i, name in enumerate("abc")]
+    figures = make_key_figures(Comparison.of(table, {"vary": {"attention": []}, "trials": planned}))
+    notes = {figure.label: figure.note for figure in figures}
+    assert notes == {
+        "Validation loss, lowest": "the same: a, b, c",
+        "Sink₀, highest": "c",
+        "Sink₀, lowest": "the same: a, b",
+    }
 
 
 def test_names_tell_the_field_where_the_value_alone_would_not() -> None:

@@ -1,5 +1,6 @@
 """Sentences and key figures of a report on a sweep, and the summary for a terminal."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from regard.report import labels
 from regard.report.page import KeyFigure
 from regard.report.terminal import WIDTH, plain, summary
 from regard.runs.intervals import SeedDifference
+from regard.runs.selection import list_some
 
 _COMPARED = ("valid_loss", "sink_rate", "average_performance_til", "average_performance_cil")
 """The metrics that the lede compares."""
@@ -81,8 +83,14 @@ def make_key_figures(comparison: Comparison) -> list[KeyFigure]:
             pick = max if extreme == "highest" else min
             name, best = pick(((name, mean) for name, mean in means if mean.n), key=lambda pair: pair[1].value)
             title, unit = comparison.metrics[metric]
-            figures.append(KeyFigure(f"{title}, {extreme}", format_mean(best, unit), name))
+            equal = [other for other, mean in means if mean.n and math.isclose(mean.value, best.value, rel_tol=1e-9)]
+            note = name if len(equal) == 1 else f"the same: {list_some(equal, MAX_EQUAL)}"
+            figures.append(KeyFigure(f"{title}, {extreme}", format_mean(best, unit), note))
     return figures
+
+
+MAX_EQUAL = 4
+"""Combinations with an equal extreme that are named."""
 
 
 def count_seeds(combination: Combination) -> str:
@@ -125,6 +133,8 @@ def format_difference(difference: SeedDifference, unit: str) -> list[str]:
         return [f"{labels.format_signed(difference.value)}{points}", "–", result]
     half = difference.half_width
     places = labels.decimals(half) if half > labels.ROUNDING else 3
+    ends = [end for end in (difference.low, difference.high) if abs(end) > labels.ROUNDING]
+    places = max([places, *(min(6, -labels.power(end)) for end in ends)])  # an end near 0 is not written as 0
     value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
 
