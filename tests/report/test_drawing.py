@@ -182,3 +182,12 @@ def test_a_statistic_of_the_whole_model_is_not_drawn() -> None:
     with pytest.raises(UserError, match="share has one value for the whole model"):
         result.plot()
     assert result.overview()["over"].tolist() == ["model"]
+
+
+def test_long_names_at_an_axis_lose_their_middle() -> None:
+    names = [f"which library is documented here, of {count}" for count in ("three", "four")]
+    axes = draw_maps([Map("t", np.eye(2), ["after 1", "after 2"], names)]).axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == [
+        "which l…d here, of three",
+        "which l…ed here, of four",
+    ]

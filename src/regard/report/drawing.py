@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.report import colors, labels
 from regard.report.arrays import Block, Floats, Labels, Measure, heads, layers, measures, nanmean
 from regard.report.panels import INKS, Panel, assign_styles
+from regard.report.terminal import shorten
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,6 +29,8 @@ FIRST = "sink_rate"
 AXIS_TITLES = {"fraction": "Dynamic heads", "after": "Tasks trained"}
 DASHES, MARKED = ("-", "--", ":"), 40
 """Strokes of lines, and the most points of a line that are marked."""
+TICK = 24
+"""Letters of a name at an axis, at most; a longer one loses its middle."""
 INCHES = 0.075
 """The width of a letter of a title."""
 
@@ -188,7 +191,7 @@ def _title(measure: Measure) -> str:
 def _ticks(names: Sequence[Any] | Labels) -> tuple[list[int], list[str]]:
     step = max(1, len(names) // 12)
     at = list(range(0, len(names), step))
-    return at, [plain_text(names[i]) for i in at]
+    return at, [plain_text(shorten(str(names[i]), TICK)) for i in at]
 
 
 def _line_axes(title: str, axis: str) -> tuple[Figure, Axes]:
