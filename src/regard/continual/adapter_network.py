@@ -178,21 +178,22 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
 def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
     """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one.
 
-    No loss is below 0, so an adapter is left as soon as some of the rows lose more than all do under another.
+    No loss is below 0, so always the adapter that has lost least so far reads some more of the rows, until one has read
+    all of them: no adapter reads more than it takes to see that another is better.
     """
-    network, best, least = learner.network, adapter, math.inf
+    network, candidates = learner.network, reversed(range(adapter + 1))
     assert isinstance(network, AdapterNetwork)
     with learner.loss_mode(), torch.no_grad():
         batches = list(learner.batches_by_length(learner.sample_examples(task, "train", rows)))
-        for index in reversed(range(adapter + 1)):
-            loss = 0.0
-            with network.use_only(index):
-                for batch in batches:
-                    loss += float(learner.cross_entropy(network(batch), batch))
-                    if loss >= least:
-                        break
-            if loss < least:
-                best, least = index, loss
+        losses, read = dict.fromkeys(candidates, 0.0), [0] * (adapter + 1)
+        best = adapter
+        while read[best] < len(batches):
+            batch = batches[read[best]]
+            with network.use_only(best):
+                loss = losses[best] + float(learner.cross_entropy(network(batch), batch))
+            losses[best] = math.inf if math.isnan(loss) else loss
+            read[best] += 1
+            best = min(losses, key=losses.__getitem__)  # of equal ones the newest
     return None if best == adapter else best
 
 

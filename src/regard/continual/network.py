@@ -1,10 +1,12 @@
 """What is trained: rows in, logits out."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from regard.continual.known_answers import Answering, KnownAnswers
 from regard.data.stream import Split
 from regard.models.classifier import Classifier
 from regard.models.generator import Generator
@@ -28,10 +30,12 @@ def trim_inputs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
 class Network(nn.Module):
     """A classifier or `Generator`, as methods train it, with all weights for `tasks` tasks; new ones drawn from `seed`.
 
-    `needs_wrapper`: whether the classifier alone does not answer as the network does.
+    `needs_wrapper`: whether the classifier alone does not answer as the network does. `known_answers`: of rows that are
+    scored time and again, if `answering` tells what they depend on.
     """
 
     needs_wrapper: ClassVar[bool] = False
+    known_answers: KnownAnswers | None = None
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
         super().__init__()
@@ -60,6 +64,10 @@ class Network(nn.Module):
     def annotate(self, rows: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
         """Return rows of a split with what the network knows of them; they are on its device."""
         return rows
+
+    def answering(self, task: int, split: Split, rows: Sequence[int]) -> Answering | None:
+        """Return what answers rows of a split in evaluation; None if it is not known before they are read."""
+        return None
 
     def is_head_parameter(self, name: str) -> bool:
         """Return whether a parameter belongs to the head, which phases that train the `head` train."""

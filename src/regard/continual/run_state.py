@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from regard.adapters.lora import LoraAdapters
+from regard.continual.known_answers import KnownAnswers
 from regard.continual.learner import Learner, Row
 from regard.continual.method import Method, MethodState
 from regard.continual.training_phase import ExampleRef
@@ -20,6 +21,7 @@ from regard.runs.snapshots import Snapshots
 from regard.runs.work_dir import check_same_identity
 
 STATE_NAME, NETWORK, METHOD = "after", "network.safetensors", "method.safetensors"
+ANSWERS = "answers.safetensors"
 TABLES = ("matrix", "cost", "diagnostics", "gate", "general")
 """The tables that a run gives."""
 LEARNT = "learnt"
@@ -61,8 +63,12 @@ class RunState:
 
 def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, rows: Mapping[str, Any]) -> None:
     """Write the state after `num_tasks` tasks; `rows`: the tables so far, and the run's `identity` under that name."""
+    known: KnownAnswers | None = getattr(network, "known_answers", None)
+    answers = {} if known is None else known.tensors()
 
     def write(path: Path) -> None:
+        if answers:
+            save_file(answers, path / ANSWERS)
         save_file(collect_tensors(network), path / NETWORK)
         save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, path / METHOD)
 
@@ -72,6 +78,7 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
         "values": state.values,
         "rows": rows,
         "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+        "answers": [] if known is None else known.record(),
     }
     Snapshots(folder, name=STATE_NAME).save(num_tasks, write, record)
 
@@ -109,9 +116,13 @@ def restore_state(
     try:
         load_tensors(network, load_file(path / NETWORK))
         tensors = load_file(path / METHOD)
+        answers = load_file(path / ANSWERS) if record.get("answers") else {}
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot resume: {path} cannot be read: {describe_error(error)}") from error
     open_parameters(network, record["trained"])
+    known: KnownAnswers | None = getattr(network, "known_answers", None)
+    if known is not None:
+        known.restore(record.get("answers", []), answers)
     return snapshots.index_of(path), method_state(record, tensors), rows
 
 

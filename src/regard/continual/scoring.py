@@ -260,19 +260,38 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     encoded = learner.encoded[task, split]
     local_rows = processes.local_shard(encoded.attention_mask.sum(1).argsort(stable=True)).tolist()
-    task_classes, seen_classes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
     right: list[Tensor] = []
-    with learner.evaluation_mode() as network, torch.no_grad():
-        for rows in learner.batches_by_length([ExampleRef(task, row) for row in local_rows], split):
-            logits = network(rows).float()
-            predictions = [
-                logits.masked_fill(~classes.to(logits.device), -torch.inf).argmax(-1)
-                for classes in (task_classes, seen_classes)
-            ]
-            right.append(torch.stack(predictions) == rows["labels"])
+    if local_rows:
+        logits = compute_logits(learner, task, split, local_rows)
+        labels = torch.tensor(learner.stream.class_indices(task))[encoded.labels[local_rows]].to(logits.device)
+        scopes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
+        masked = (logits.masked_fill(~classes.to(logits.device), -torch.inf) for classes in scopes)
+        right.append(torch.stack([values.argmax(-1) for values in masked]) == labels)
     til, cil = _collect_rows(right, local_rows, len(encoded), learner.device)
     n = len(encoded)
     return Score(100 * sum(til) / n, 100 * sum(cil) / n, n, {"til": til, "cil": cil})
+
+
+def compute_logits(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> Tensor:
+    """Return the logits (row, class) of rows of a split, those that the network knows as they were."""
+    network, found = learner.network, dict[int, Tensor]()
+    items, known = [ExampleRef(task, row) for row in rows], network.known_answers
+    with learner.evaluation_mode() as called, torch.no_grad():
+        if known is not None and known.has(task, split):
+            by = network.answering(task, split, rows)
+            if by is None:  # a run that goes on has read nothing yet
+                for _ in learner.batches_by_length(items, split):
+                    pass
+                by = network.answering(task, split, rows)
+            assert by is not None
+            found = {row: logits.to(learner.device) for row, logits in known.recall(task, split, rows, by).items()}
+        new = {}
+        for batch in learner.batches_by_length([item for item in items if item.row not in found], split):
+            new |= dict(zip(batch["rows"].tolist(), called(batch).float(), strict=True))
+        by = network.answering(task, split, list(new)) if known is not None and new else None
+        if known is not None and by is not None:
+            known.keep(task, split, list(new), torch.stack(list(new.values())), by)
+    return torch.stack([(found if row in found else new)[row] for row in rows])
 
 
 def _collect_rows(

@@ -1,10 +1,11 @@
 """What a run measures of the encoder that it teaches: sinks and over-smoothing, and gradient interference."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import pandas as pd
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from regard.commands.learn.config import LearnConfig
 from regard.continual.adapter_network import AdapterNetwork
@@ -41,6 +42,8 @@ def measure_interference(learner: Learner, config: LearnConfig, *, num_tasks: in
     if not trained:
         return []
     learner.task = max(0, num_tasks - 1)
+    if not _answers(learner, trained):
+        return []
     tasks = range(len(learner.stream))
     gradients = compute_gradients(
         learner.network.to(learner.device),
@@ -57,6 +60,20 @@ def measure_interference(learner: Learner, config: LearnConfig, *, num_tasks: in
         task_a=products["task_index_a"].map(names), task_b=products["task_index_b"].map(names), after_task=num_tasks
     )
     return _to_rows(table)
+
+
+def _answers(learner: Learner, parameters: Sequence[nn.Parameter]) -> bool:
+    """Return whether the loss of a row depends on some of the parameters, which adapters do not make it before a task.
+
+    Whether it does is not a matter of the row.
+    """
+    (batch,) = learner.batches_by_length(learner.sample_examples(0, "dev", 1), "dev")
+    network = learner.network.to(learner.device)
+    with eval_mode(network), torch.enable_grad():
+        loss = learner.cross_entropy(network(batch), batch)
+        return loss.requires_grad and any(
+            gradient is not None for gradient in torch.autograd.grad(loss, parameters, allow_unused=True)
+        )
 
 
 def _sample_batches(learner: Learner, config: LearnConfig, task: int) -> Iterator[dict[str, Tensor]]:

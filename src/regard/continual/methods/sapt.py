@@ -1,7 +1,7 @@
 """SAPT: an adapter a task, mixed by one router that knows what the texts of each task are like."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from regard.adapters.queries import StateReader
 from regard.adapters.reflection import Density, mean_weights
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.adapters.routers import layers_above, make_query_reader, make_router
-from regard.continual import adapter_network, method
+from regard.continual import adapter_network, known_answers, method
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig, parse_layers
 from regard.continual.network import INPUTS, Network
@@ -59,6 +59,8 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
         self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
+        if type(self).forward is SaptNetwork.forward and not config.top_k:  # weights that hardly differ select the same
+            self.known_answers = known_answers.KnownAnswers()
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
         reader = embedding_reader(classifier.encoder)[0]
@@ -85,6 +87,31 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         if any(key not in self.known_vectors for key in keys):
             self.known_vectors.update(zip(keys, self.vectors(rows), strict=True))
         return {**rows, QUERY: torch.stack([self.known_vectors[key] for key in keys])}
+
+    def answering(self, task: int, split: Split, rows: Sequence[int]) -> known_answers.Answering | None:
+        """Return what answers rows whose query vectors are known, or that all have the weights of `use_only`."""
+        keys, count = [(split, task, row) for row in rows], int(self.count)
+        if count and self._forced is None:
+            if not all(key in self.known_vectors for key in keys):
+                return None
+            weights = self.weights({QUERY: torch.stack([self.known_vectors[key] for key in keys])})
+            assert weights is not None
+        else:
+            weights = torch.zeros(len(rows), count)
+            weights[:, [] if self._forced is None else self._forced] = 1.0
+        return known_answers.Answering(weights, *self._digests(known_answers.used_adapters(weights)))
+
+    def _digests(self, adapters: Sequence[int]) -> tuple[dict[int, str], str]:
+        """Return hashes of some adapters, by position, and of all else that changes: the head, and what is trained."""
+        head = getattr(self.classifier, "head", None)
+        apart = [
+            *self.router.parameters(),
+            *(part for one in range(len(self.pool)) for part in self.pool.parameters_of(one)),
+        ]
+        others = {id(part) for part in apart}
+        trained = [part for part in self.parameters() if part.requires_grad and id(part) not in others]
+        rest = dict.fromkeys([*(() if head is None else head.parameters()), *trained])
+        return {one: known_answers.digest(self.pool.parameters_of(one)) for one in adapters}, known_answers.digest(rest)
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
         """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
