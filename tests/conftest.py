@@ -240,7 +240,7 @@ def _left_out_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture
 def without_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the count of operations out of runs, with --all-cases too."""
-    monkeypatch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+    _count_no_flops(monkeypatch)
 
 
 def _leave_out(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, source: str) -> None:
@@ -251,9 +251,27 @@ def _leave_out(request: pytest.FixtureRequest, patch: pytest.MonkeyPatch, source
     if not LOOKS_AT_PAGES.search(source):
         patch.setattr(RunResult, "write_files", functools.partialmethod(_without_page, RunResult.write_files))
     if not LOOKS_AT_FLOPS.search(source) and LEARNING & set(request.path.parts):
-        patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+        _count_no_flops(patch)
     if "replace" in request.path.parts and not LOOKS_AT_TIMES.search(source):
         patch.setattr("regard.commands.replace.evaluation.TIMED", 1)
+
+
+def _count_no_flops(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("regard.continual.run.measure_flops", lambda *_: (0.0, 0.0))
+    patch.setattr("regard.continual.costs.flop_counter", _NoCount)
+
+
+class _NoCount:
+    """Counts nothing, in the place of what counts FLOPs."""
+
+    def __enter__(self) -> _NoCount:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+    def get_total_flops(self) -> int:
+        return 0
 
 
 def _without_page(result: Any, write_files: Callable[[Any, Path], None], folder: Path) -> None:

@@ -8,9 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.attention.flops import flop_counter
 from regard.continual import run as running
+from regard.continual.costs import FirstStep, TaskCost, measure_flops
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.methods.baselines import Finetune
@@ -172,3 +174,46 @@ def test_the_peak_of_a_resumed_run_is_that_of_all_its_parts(monkeypatch: pytest.
                 run_stream(learner, method, folder=tmp_path, on_task=on_task)
         else:
             assert run_stream(learner, method, folder=tmp_path, resume=True).peak_memory == 100.0
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["finetune", "agem", "osf"])
+def test_the_first_step_has_the_flops_of_one_that_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run that goes on within a phase, or has several processes, tells the same."""
+    method = METHODS[name](METHODS[name].Config())
+    learner = make_learner(stream(), method, loaded(), replace(ONE, batch_size=8, micro_batch_size=3), seed=1)
+    told, expected, end = list[Any](), list[Any](), FirstStep.end
+
+    def keep(self: FirstStep) -> Any:
+        if (found := end(self)) is not None:
+            told.append(found)
+        return found
+
+    def measured(cost: TaskCost, batches: Any) -> Any:
+        phase = method.phases(learner, learner.task)[0]
+        monkeypatch.setattr(FirstStep, "end", end)
+        expected.append(measure_flops(learner, method, batches, phase))
+        monkeypatch.setattr(FirstStep, "end", keep)
+        return count_batches(cost, batches)
+
+    count_batches = TaskCost.count_batches
+    monkeypatch.setattr(TaskCost, "count_batches", measured)
+    run_stream(learner, method)
+    assert expected
+    assert list(dict.fromkeys(told)) == list(dict.fromkeys(expected))
+    assert all(per_token > 0 for per_token, _ in expected)
+
+
+def test_an_error_in_the_first_step_leaves_nothing_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flops would be counted, and every operation be slow, for the rest of the process."""
+
+    def fail(self: Finetune, learner: Learner, network: Any, rows: Any) -> Any:
+        loss(self, learner, network, rows).backward()
+        raise KeyboardInterrupt
+
+    loss = Finetune.loss
+    monkeypatch.setattr(Finetune, "loss", fail)
+    method = METHODS["finetune"]()
+    with pytest.raises(KeyboardInterrupt):
+        run_stream(make_learner(stream(), method, loaded(), ONE, seed=1), method)
+    assert _get_current_dispatch_mode() is None

@@ -2,11 +2,14 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from regard.attention.flops import flop_counter
 from regard.continual.learner import IGNORE_INDEX, Learner, Row
@@ -103,30 +106,72 @@ def count_examples(rows: Rows) -> int:
     return int((rows["labels"] != IGNORE_INDEX).sum())
 
 
+class FirstStep:
+    """Counts the FLOPs of the first step of a phase as it is taken, by what is called in it: a loss, and what corrects.
+
+    The least squares over its pieces tell the work of tokens from that of a piece, which a method may do once for each,
+    where their lengths differ; a step has `transform_gradients` as well.
+    """
+
+    def __init__(self, learner: Learner, method: Method, phase: TrainingPhase) -> None:
+        self.learner, self.method, self.transform = learner, method, phase.transform_gradients
+        self._tokens, self._flops = list[float](), list[float]()
+        self._counter: FlopCounterMode | None = None
+        self._found: tuple[float, float] | None = None
+
+    def loss(self, network: nn.Module, rows: Rows) -> Tensor:
+        """Return the method's loss of a piece, and count its FLOPs and those of the backward pass behind it."""
+        if self._found is None:
+            self.end()
+            self._tokens.append(_count_tokens(rows))
+            self._counter = flop_counter()
+            self._counter.__enter__()
+        return self.method.loss(self.learner, network, rows)
+
+    def transform_gradients(self, network: nn.Module, step: int) -> None:
+        is_counted = self._counter is not None
+        self.end()
+        with flop_counter() if is_counted else nullcontext() as counter:
+            if self.transform is not None:
+                self.transform(network, step)
+        if counter is not None:
+            per_token, per_piece = _fit_line(np.array(self._tokens), np.array(self._flops))
+            self._found = per_token, per_piece * len(self._flops) + counter.get_total_flops()
+
+    def end(self) -> tuple[float, float] | None:
+        """Count no more, and return the FLOPs for each token, and those of a step whatever its tokens are, if known."""
+        if self._counter is not None:
+            self._counter.__exit__(None, None, None)
+            self._flops.append(self._counter.get_total_flops())
+            self._counter = None
+        return self._found
+
+
 def measure_flops(learner: Learner, method: Method, batches: Batches, phase: TrainingPhase) -> tuple[float, float]:
-    """Return the FLOPs for each token, and those of a step whatever its tokens are, measured on the first batch.
+    """Return what `FirstStep` finds, of a first step that is not taken now, or by several processes.
 
     The whole batch counts, in the pieces in which the processes train it: a method may do some work once for each, and
-    read a memory in the last rows. So no more memory is taken than in training. The least squares over pieces tell the
-    work of tokens from that of a piece, where their lengths differ; a step has `transform_gradients` as well.
+    read a memory in the last rows. So no more memory is taken than in training.
     """
     learner.network.train()
-    rows, pieces = batches.rows(0), _all_pieces(batches, learner.budget.micro_batch_size)
+    first, rows, pieces = (
+        FirstStep(learner, method, phase),
+        batches.rows(0),
+        _all_pieces(batches, learner.budget.micro_batch_size),
+    )
     autocast = torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.budget.precision == "bfloat16")
-    tokens, flops = list[float](), list[float]()
-    with torch.random.fork_rng(devices=[]):
-        for piece in pieces:
-            part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
-            with flop_counter() as counter, autocast:
-                method.loss(learner, learner.network, part).backward()
-            tokens.append(_count_tokens(part))
-            flops.append(counter.get_total_flops())
-        with flop_counter() as transform_counter:
-            if phase.transform_gradients is not None:
-                phase.transform_gradients(learner.network, 0)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            for piece in pieces:
+                part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
+                with autocast:
+                    first.loss(learner.network, part).backward()
+            first.transform_gradients(learner.network, 0)
+    finally:
+        found = first.end()
     learner.network.zero_grad(set_to_none=True)
-    token_flops, piece_flops = _fit_line(np.array(tokens), np.array(flops))
-    return token_flops, piece_flops * len(pieces) + transform_counter.get_total_flops()
+    assert found is not None
+    return found
 
 
 def _fit_line(x: Floats, y: Floats) -> tuple[float, float]:

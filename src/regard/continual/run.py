@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from regard import training
-from regard.continual.costs import TaskCost, count_examples, measure_flops, measure_memory, trim_padding
+from regard.continual.costs import FirstStep, TaskCost, count_examples, measure_flops, measure_memory, trim_padding
 from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, Row, check_lengths, encode_stream
@@ -32,7 +32,7 @@ from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory, reset_peak
-from regard.runs.rank import is_main_process
+from regard.runs.rank import is_main_process, num_processes
 from regard.training import TrainingConfig
 
 Diagnose = Callable[[Learner, int], list[Row]]
@@ -215,21 +215,30 @@ def _train(
         if not batches.steps:
             continue
         with train_only(learner.network, phase):
-            token_flops, step_flops = measure_flops(learner, method, batches, phase)
-            result = training.train(
-                learner.network,
-                _make_training_config(learner, phase, batches, save_steps),
-                batch=cost.count_batches(batches),
-                loss=partial(method.loss, learner),
-                count=count_examples,
-                folder=None if phases_dir is None else phases_dir / f"stage-{index}",
-                resume=resume and save_steps is not None,
-                on_progress=None if on_progress is None else partial(report, phase),
-                correct=phase.transform_gradients,
-                times=phase.lr_multipliers,
-                trim=trim_padding,
-                device="cpu" if learner.device.type == "cpu" else None,
-            )
+            folder = None if phases_dir is None else phases_dir / f"stage-{index}"
+            begun = resume and folder is not None and folder.exists()
+            takes_first = num_processes() == 1 and not begun
+            flops = None if takes_first else measure_flops(learner, method, batches, phase)
+            first = FirstStep(learner, method, phase)
+            try:
+                result = training.train(
+                    learner.network,
+                    _make_training_config(learner, phase, batches, save_steps),
+                    batch=cost.count_batches(batches),
+                    loss=first.loss if takes_first else partial(method.loss, learner),
+                    count=count_examples,
+                    folder=folder,
+                    resume=resume and folder is not None,
+                    on_progress=None if on_progress is None else partial(report, phase),
+                    correct=first.transform_gradients if takes_first else phase.transform_gradients,
+                    times=phase.lr_multipliers,
+                    trim=trim_padding,
+                    device="cpu" if learner.device.type == "cpu" else None,
+                )
+            finally:
+                flops = first.end() or flops
+        assert flops is not None
+        token_flops, step_flops = flops
         cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
 
 

@@ -467,6 +467,39 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     assert choose_initial_adapter(learner, 1, 1, 64) is None
 
 
+@pytest.mark.parametrize("least", [0, 1, 2])
+def test_no_adapter_reads_more_rows_than_show_that_another_is_better(least: int) -> None:
+    """Those of the best are all read; of another one only as many as lose less than these."""
+    learner, _ = begun()
+    network = learner.network_as(SaptNetwork)
+    learner.task, learner.budget = 2, replace(BUDGET, eval_batch_size=2)
+    for adapter in range(3):
+        network.start_adapter(adapter)
+        _stir(network, adapter)
+    with learner.loss_mode(), torch.no_grad():
+        batches = list(learner.batches_by_length(learner.sample_examples(2, "train", 64)))
+        for adapter in {0, 1, 2} - {least}:
+            network.pool.parameters_of(adapter)[1].mul_(30)
+        losses = []
+        for adapter in range(3):
+            with network.use_only(adapter):
+                losses.append([float(learner.cross_entropy(network(batch), batch)) for batch in batches])
+    read = dict.fromkeys(range(3), 0)
+
+    def count(module: nn.Module, _: Any) -> None:
+        read[module._forced] += 1  # type: ignore[index]
+
+    handle = network.register_forward_pre_hook(count)
+    found = choose_initial_adapter(learner, 2, 2, 64)
+    handle.remove()
+    assert len(batches) > 3
+    best = min(reversed(range(3)), key=lambda adapter: sum(losses[adapter]))
+    assert found == (None if best == 2 else best)
+    for adapter in range(3):
+        sums = [sum(losses[adapter][:number]) for number in range(len(batches) + 1)]
+        assert read[adapter] == min(sum(one <= sum(losses[best]) for one in sums), len(batches))
+
+
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("reflects", ["real", "density"])
