@@ -154,11 +154,8 @@ def measure_flops(learner: Learner, method: Method, batches: Batches, phase: Tra
     read a memory in the last rows. So no more memory is taken than in training.
     """
     learner.network.train()
-    first, rows, pieces = (
-        FirstStep(learner, method, phase),
-        batches.rows(0),
-        _all_pieces(batches, learner.budget.micro_batch_size),
-    )
+    first = FirstStep(learner, method, phase)
+    rows, pieces = batches.rows(0), _all_pieces(batches, learner.budget.micro_batch_size)
     autocast = torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.budget.precision == "bfloat16")
     try:
         with torch.random.fork_rng(devices=[]):
