@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,7 +16,11 @@ from regard.continual.learner import Learner
 from regard.continual.methods.sapt import Sapt, SaptConfig, SaptNetwork
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent, RunState
-from regard.continual.scoring import score_task
+from regard.continual.scoring import generate_answers, score_task
+from regard.continual.text_learner import make_text_learner
+from regard.data.stream import TextTask
+from regard.models.generator import Generator
+from tests.continual import small_text_tasks
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 pytestmark = pytest.mark.usefixtures("without_flops")
@@ -123,6 +127,33 @@ def test_scores_are_those_of_a_run_that_answers_every_row_again(answered: list[i
         runs.append(({name: ran.rows[name] for name in ("matrix", "gate", "learnt")}, sum(answered)))
     (expected, rows_again), (found, rows) = runs
     assert found == expected
+    assert rows < 0.8 * rows_again
+
+
+@pytest.mark.usefixtures("sure")
+@pytest.mark.parametrize("kind", ["llama", "t5"])
+def test_answers_are_those_of_a_run_that_writes_every_one_again(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter ones are kept with ends behind them."""
+    generate, runs, written = Generator.generate, list[Any](), list[int]()
+
+    def count(self: Generator, ids: Tensor, mask: Tensor, new_tokens: int) -> Tensor:
+        written.append(len(ids))
+        return generate(self, ids, mask, new_tokens)
+
+    monkeypatch.setattr(Generator, "generate", count)
+    for keeps in (False, True):
+        method = Sapt(SaptConfig(r=2))
+        made = small_text_tasks.stream(3, 3), method, small_text_tasks.lively(kind), small_text_tasks.BUDGET
+        learner = make_text_learner(*made, seed=1)
+        if not keeps:
+            learner.network.known_answers = None
+        written.clear()
+        ran = run_stream(learner, method, gated=3)
+        answers = [sorted(generate_answers(learner, cast(TextTask, task))) for task in learner.stream.tasks]
+        runs.append(({name: ran.rows[name] for name in ("matrix", "gate", "learnt")}, answers, sum(written)))
+    (expected, expected_answers, rows_again), (found, found_answers, rows) = runs
+    assert found == expected
+    assert found_answers == expected_answers
     assert rows < 0.8 * rows_again
 
 

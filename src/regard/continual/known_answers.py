@@ -27,22 +27,22 @@ class Answering(NamedTuple):
 
 @dataclass(frozen=True)
 class _Part:
-    """Logits (row, class) of some rows of a split of a task, and what answered them."""
+    """Logits (row, class), or tokens of answers (row, token), of rows of a split of a task, and what answered them."""
 
     task: int
     split: Split
     rows: Tensor
-    logits: Tensor
+    answers: Tensor
     by: Answering
 
     @property
     def num_bytes(self) -> int:
-        return sum(value.numel() * value.element_size() for value in (self.rows, self.logits, self.by.weights))
+        return sum(value.numel() * value.element_size() for value in (self.rows, self.answers, self.by.weights))
 
 
 @dataclass(eq=False)
 class KnownAnswers:
-    """Logits of rows under the weights of adapters, for as long as these adapters stay as they are."""
+    """Logits, or answers, of rows under the weights of adapters, for as long as these adapters stay as they are."""
 
     max_bytes: int = MOST_BYTES
     _parts: list[_Part] = field(default_factory=list)
@@ -54,19 +54,19 @@ class KnownAnswers:
     def has(self, task: int, split: Split) -> bool:
         return any((part.task, part.split) == (task, split) for part in self._parts)
 
-    def keep(self, task: int, split: Split, rows: Sequence[int], logits: Tensor, by: Answering) -> None:
-        """Keep the logits (row, class) of some rows of a split, and forget those that are of no use any more."""
-        values = (logits, by.weights)
-        kept_logits, weights = (value.detach().to("cpu", copy=True) for value in values)
+    def keep(self, task: int, split: Split, rows: Sequence[int], answers: Tensor, by: Answering) -> None:
+        """Keep what some rows of a split were answered (row, …), and forget those that are of no use any more."""
+        values = (answers, by.weights)
+        copied, weights = (value.detach().to("cpu", copy=True) for value in values)
         self._parts = [
             part for part in self._parts if (part.task, part.split) != (task, split) or part.by.rest == by.rest
         ]
-        self._parts.append(_Part(task, split, torch.tensor(rows), kept_logits, by._replace(weights=weights)))
+        self._parts.append(_Part(task, split, torch.tensor(rows), copied, by._replace(weights=weights)))
         while self._parts and self.num_bytes > self.max_bytes:
             del self._parts[0]
 
     def recall(self, task: int, split: Split, rows: Sequence[int], by: Answering) -> dict[int, Tensor]:
-        """Return the logits (class,) of those of the rows that were answered by the same adapters, by row."""
+        """Return what those of the rows were answered that the same adapters have answered, by row."""
         known: dict[int, Tensor] = {}
         numbers, weights = torch.tensor(rows), by.weights.detach().cpu()
         for part in reversed(self._parts):
@@ -78,7 +78,7 @@ class KnownAnswers:
             changed = [one for one in range(width) if part.by.digests.get(one) != by.digests.get(one, "")]
             same = ((now - then).abs() <= TOLERANCE).all(1) & (now[:, changed].abs() <= TOLERANCE).all(1)
             for place, source in zip(places[same].tolist(), sources[same].tolist(), strict=True):
-                known.setdefault(rows[place], part.logits[source])
+                known.setdefault(rows[place], part.answers[source])
         return known
 
     def record(self) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ class KnownAnswers:
     def tensors(self) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
         for number, part in enumerate(self._parts):
-            values = {"rows": part.rows, "logits": part.logits, "weights": part.by.weights}
+            values = {"rows": part.rows, "answers": part.answers, "weights": part.by.weights}
             tensors |= {f"{number}/{name}": value.contiguous() for name, value in values.items()}
         return tensors
 
@@ -99,9 +99,9 @@ class KnownAnswers:
         """Know what `record` and `tensors` gave, and nothing else."""
         self._parts = []
         for number, about in enumerate(record):
-            rows, logits, weights = (tensors[f"{number}/{name}"] for name in ("rows", "logits", "weights"))
+            rows, answers, weights = (tensors[f"{number}/{name}"] for name in ("rows", "answers", "weights"))
             by = Answering(weights, dict(about["digests"]), about["rest"])
-            self._parts.append(_Part(about["task"], about["split"], rows, logits, by))
+            self._parts.append(_Part(about["task"], about["split"], rows, answers, by))
 
 
 def used_adapters(weights: Tensor) -> list[int]:

@@ -274,24 +274,33 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 
 def compute_logits(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> Tensor:
     """Return the logits (row, class) of rows of a split, those that the network knows as they were."""
-    network, found = learner.network, dict[int, Tensor]()
-    items, known = [ExampleRef(task, row) for row in rows], network.known_answers
-    with learner.evaluation_mode() as called, torch.no_grad():
-        if known is not None and known.has(task, split):
-            by = network.answering(task, split, rows)
-            if by is None:  # a run that goes on has read nothing yet
-                for _ in learner.batches_by_length(items, split):
-                    pass
-                by = network.answering(task, split, rows)
-            assert by is not None
-            found = {row: logits.to(learner.device) for row, logits in known.recall(task, split, rows, by).items()}
-        new = {}
-        for batch in learner.batches_by_length([item for item in items if item.row not in found], split):
-            new |= dict(zip(batch["rows"].tolist(), called(batch).float(), strict=True))
-        by = network.answering(task, split, list(new)) if known is not None and new else None
-        if known is not None and by is not None:
-            known.keep(task, split, list(new), torch.stack(list(new.values())), by)
+    with learner.evaluation_mode() as network, torch.no_grad():
+        found, new = _recall_answers(learner, task, split, rows), dict[int, Tensor]()
+        for batch in learner.batches_by_length([ExampleRef(task, row) for row in rows if row not in found], split):
+            new |= dict(zip(batch["rows"].tolist(), network(batch).float(), strict=True))
+        _keep_answers(learner, task, split, new)
     return torch.stack([(found if row in found else new)[row] for row in rows])
+
+
+def _recall_answers(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> dict[int, Tensor]:
+    """Return what the network knows that it would answer rows of a split, by row."""
+    network, known = learner.network, learner.network.known_answers
+    if known is None or not known.has(task, split):
+        return {}
+    by = network.answering(task, split, rows)
+    if by is None:  # in a resumed run, which has read nothing yet
+        for _ in learner.batches_by_length([ExampleRef(task, row) for row in rows], split):
+            pass
+        by = network.answering(task, split, rows)
+    assert by is not None
+    return {row: answer.to(learner.device) for row, answer in known.recall(task, split, rows, by).items()}
+
+
+def _keep_answers(learner: Learner, task: int, split: Split, answers: Mapping[int, Tensor]) -> None:
+    known, rows = learner.network.known_answers, list(answers)
+    by = learner.network.answering(task, split, rows) if known is not None and rows else None
+    if known is not None and by is not None:
+        known.keep(task, split, rows, torch.stack(list(answers.values())), by)
 
 
 def _collect_rows(
@@ -328,18 +337,34 @@ def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test"
     """Generate this process's share of the answers to a split of a task, which need not be one of the stream.
 
     Yields:
-        Each row with its answer; the shortest prompts first.
+        Each row with its answer.
     """
     task_index = next((index for index, other in enumerate(learner.stream.tasks) if other is task), NO_TASK)
     in_stream = task_index != NO_TASK
     encoded = learner.encoded_split(task_index, split) if in_stream else learner.encode_pairs(task.split(split))
-    order = encoded.attention_mask.sum(1).argsort(stable=True)
+    order = processes.local_shard(encoded.attention_mask.sum(1).argsort(stable=True))
+    knows = in_stream and len(order) > 0 and learner.network.known_answers is not None
+    width = learner.budget.target_length
     with learner.evaluation_mode(), torch.no_grad():
-        for rows in processes.local_shard(order).split(learner.budget.eval_batch_size):
+        if knows and learner.network.answering(task_index, split, order.tolist()) is None:
+            for _ in learner.batches_by_length([ExampleRef(task_index, row) for row in order.tolist()], split):
+                pass  # what answers a row is known when it is read
+        found = _recall_answers(learner, task_index, split, order.tolist()) if knows else {}
+        new = dict[int, Tensor]()
+        unknown = torch.tensor([row not in found for row in order.tolist()], dtype=torch.bool)
+        for rows in order[unknown].split(learner.budget.eval_batch_size):
             if not len(rows):  # of a process with no row to answer, of so few
-                return
+                break
             prompts, answers = ([read(row) for row in rows.tolist()] for read in (encoded.prompt, encoded.answer))
             pad, device = learner.pad_token_id, learner.device
             batch = make_batch(prompts, answers, pad, task=task_index, rows=rows, device=device)
-            token_ids = learner.network.generate(batch, learner.budget.target_length)
+            token_ids = learner.network.generate(learner.network.annotate(batch, split) if knows else batch, width)
             yield from zip(rows.tolist(), learner.decode_answers(token_ids), strict=True)
+            if knows:
+                end = learner.generator.end_token_ids[0] if learner.generator.end_token_ids else pad
+                ended = torch.nn.functional.pad(token_ids, (0, width - token_ids.shape[1]), value=end)
+                new |= dict(zip(rows.tolist(), ended, strict=True))
+        if knows:
+            _keep_answers(learner, task_index, split, new)
+        if found:
+            yield from zip(found, learner.decode_answers(torch.stack(list(found.values()))), strict=True)

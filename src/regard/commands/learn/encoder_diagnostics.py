@@ -27,7 +27,8 @@ def make_diagnostics(config: LearnConfig, loaded: Loaded) -> Callable[[Learner, 
     def diagnose_task(learner: Learner, task: int) -> list[Row]:
         model = learner.network.classifier.encoder
         encoder = extract_encoder(model) if learner.stream.text else model  # a language model without its head
-        batches = _sample_batches(learner, config, task)
+        with eval_mode(learner.network):
+            batches = list(_sample_batches(learner, config, task))
         return _to_rows(diagnose(encoder, _encoder_inputs(learner, batches), common=common))
 
     return diagnose_task

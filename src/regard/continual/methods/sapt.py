@@ -59,7 +59,8 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
         self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
-        if type(self).forward is SaptNetwork.forward and not config.top_k:  # weights that hardly differ select the same
+        is_own = (type(self).forward, type(self).generate) == (SaptNetwork.forward, SaptNetwork.generate)
+        if is_own and not config.top_k:  # by which weights that hardly differ may select other adapters
             self.known_answers = known_answers.KnownAnswers()
 
     def make_pool(self, classifier: Classifier, config: SaptConfig, seed: int) -> adapter_network.AdapterPool:
