@@ -72,7 +72,10 @@ class KnownAnswers:
         for part in reversed(self._parts):
             if (part.task, part.split, part.by.rest) != (task, split, by.rest):
                 continue
-            places, sources = (numbers[:, None] == part.rows).nonzero().unbind(1)
+            source_of = torch.full((int(torch.cat([numbers, part.rows]).max()) + 1,), -1)
+            source_of[part.rows] = torch.arange(len(part.rows))
+            places = (source_of[numbers] >= 0).nonzero().flatten()
+            sources = source_of[numbers[places]]
             width = max(weights.shape[1], part.by.weights.shape[1])
             now, then = _pad(weights, width)[places], _pad(part.by.weights, width)[sources]
             changed = [one for one in range(width) if part.by.digests.get(one) != by.digests.get(one, "")]
