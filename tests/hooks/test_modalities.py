@@ -119,6 +119,30 @@ def test_sounds_are_a_modality_with_a_first_token() -> None:
     assert "text_to_first_audio 1.3" in found
 
 
+def test_an_encoder_whose_table_is_tied_to_that_of_the_model_reads_images() -> None:
+    """Florence-2: the encoder of a BART is passed embeddings, some of them of the image."""
+    torch.manual_seed(0)
+    widths = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 12, "pad_token_id": 0}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 2, "decoder_layers": 1}
+    stages = {"depths": [1], "embed_dim": [16], "num_heads": [2], "num_groups": [2], "patch_size": [8]}
+    convolutions = {"patch_stride": [8], "patch_padding": [0], "patch_prenorm": [False], "window_size": 2}
+    config = transformers.Florence2Config(
+        text_config={"model_type": "bart", **widths, **heads, "bos_token_id": 1, "eos_token_id": 2},
+        vision_config={**stages, **convolutions, "projection_dim": 16},
+        image_token_id=IMAGE,
+    )
+    model = transformers.Florence2Model._from_config(config, attn_implementation="eager").double().eval()
+    pixels = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    image = [IMAGE] * (1 + 4)  # the mean over places, and the places
+    ids = torch.tensor([[1, *image, 6, 7, 8], [1, *image, 9, 5, 6]])
+    given = {"input_ids": ids, "pixel_values": pixels, "decoder_input_ids": torch.tensor([[1, 5, 6]] * 2)}
+    with torch.no_grad():
+        attentions = model(**given, output_attentions=True).encoder_attentions
+        with watching(model, [ModalityMass(SPECIAL)], part="language_model.encoder") as watch:
+            model(**given)
+    assert measured(watch) == pytest.approx(expected_masses(ids, attentions), abs=2e-5)
+
+
 def test_padding_on_the_left_changes_nothing(model: Any) -> None:
     alone, padded = inputs(1), inputs(1)
     padded["input_ids"] = torch.nn.functional.pad(padded["input_ids"], (3, 0))

@@ -273,3 +273,26 @@ def test_constants_of_a_text_are_its_attention(name: str, sizes: dict[str, Any],
     with replacing(model, constants, constants.heads[::every] if every > 1 else 1.0):
         torch.testing.assert_close(model(input_ids=ids(rows=1)).logits, expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(model(input_ids=ids(rows=1)).logits, expected)
+
+
+@pytest.mark.parametrize("model_type", ["bloom", "rembert"])
+def test_training_with_dropout_is_as_without_the_block(model_type: str) -> None:
+    """The weights that the model drops are dropped again by the same random numbers, and gradients are the same."""
+    torch.manual_seed(0)
+    rates = {"attention_dropout": 0.2, "hidden_dropout": 0.2} if model_type == "bloom" else {}
+    heads = {} if model_type == "bloom" else {"attention_probs_dropout_prob": 0.2, "hidden_dropout_prob": 0.2}
+    config = transformers.AutoConfig.for_model(model_type, **SIZES, **rates, **heads)
+    model: Any = transformers.AutoModel.from_config(config).double().train()
+    ids = torch.randint(5, 99, (2, TOKENS), generator=torch.Generator().manual_seed(1))
+
+    def step() -> list[Tensor]:
+        model.zero_grad()
+        torch.manual_seed(2)
+        hidden = model(ids)[0]
+        hidden.sin().sum().backward()
+        return [hidden.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
+
+    expected = step()
+    with watching(model, "column_mass", verify=False):
+        watched = step()
+    torch.testing.assert_close(watched, expected, rtol=0, atol=1e-6)  # BLOOM computes weights in float32

@@ -75,18 +75,20 @@ class ForwardContext:
         encoder_states = arguments.get("encoder_hidden_states")
         encoder_mask = arguments.get("encoder_attention_mask", arguments.get("encoder_padding_mask"))
         pixels = arguments.get("pixel_values")
-        is_packable = mask is None and offset == 0
+        token_mask = _find_token_mask(mask, offset, previous.token_mask if previous and offset else None)
+        pair_mask = _find_pair_mask(mask) if offset == 0 else None
+        is_packable = offset == 0 and (mask is None or (pair_mask is not None and token_mask is None))
         return cls(
             offset=offset,
             tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
-            token_mask=_find_token_mask(mask, offset, previous.token_mask if previous and offset else None),
+            token_mask=token_mask,
             segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(encoder_mask)),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
             reads_images=isinstance(pixels, Tensor),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
-            pair_mask=_find_pair_mask(mask) if offset == 0 else None,
+            pair_mask=pair_mask,
         )
 
     def find_block_starts(self) -> Int[Tensor, "batch query"] | None:
@@ -209,6 +211,7 @@ def packed_blocks(call: AttentionCall) -> Tensor | None:
 def meet_anywhere(keep: Tensor, segments: Tensor) -> Tensor:
     """Return whether the first token of some packed sequence sees the last of another."""
     is_first = segments.diff(dim=-1) != 0
+    keep = keep.expand(*keep.shape[:-2], segments.shape[-1], -1)  # a mask of keys alone has one row for all queries
     sees_previous = keep.diagonal(offset=-1, dim1=-2, dim2=-1)
     return (sees_previous & is_first[:, None]).any()
 

@@ -98,6 +98,7 @@ class _Softmax:
     Attributes:
         names: The tensors that they are, or were made of without a change.
         dropout: The probability that they have been dropped with.
+        random_state: That of the CPU before they were dropped, so that the same are dropped again.
         hidden: Weights that were set to 0 behind the softmax, which says the same of them as a mask before.
     """
 
@@ -107,9 +108,12 @@ class _Softmax:
     scores: Tensor
     names: list[Tensor] = field(default_factory=list)
     dropout: float = 0.0
+    random_state: Tensor | None = None
     hidden: Tensor | None = None
 
-    def note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+    def note(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, random_state: Tensor | None
+    ) -> None:
         """Note what a function has made of the weights, if they are the same but for dropout."""
         if not args or not any(args[0] is tensor for tensor in self.names):
             return
@@ -122,6 +126,7 @@ class _Softmax:
             return
         elif name == "dropout" and _argument(args, kwargs, 2, "training", True):
             self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
+            self.random_state = random_state if result.device.type == "cpu" else None
         self.names.append(result)
 
 
@@ -154,11 +159,12 @@ class AttentionProducts:
             return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
             raise _refusal(_find_owner(modules), "its weights are used for more than their product with the values")
+        random_state = torch.get_rng_state() if name == "dropout" and self._softmax is not None else None
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
-            self._softmax.note(name, args, kwargs, result)
+            self._softmax.note(name, args, kwargs, result, random_state)
         return result
 
     def skip(self, modules: Sequence[nn.Module]) -> None:
@@ -223,6 +229,8 @@ class AttentionProducts:
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise _refusal(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
+        if softmax.random_state is not None:
+            torch.set_rng_state(softmax.random_state)
         return restore(dispatch(module, _make_call(softmax, value)).to(value.dtype))
 
 
