@@ -1,5 +1,7 @@
 """Towers that read several images in one row, or pad them, and a Q-Former that reads text beside its queries."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -11,6 +13,7 @@ from torch.testing import assert_close
 from transformers.models.kosmos2_5.configuration_kosmos2_5 import Kosmos2_5VisionConfig
 from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionModel
 
+from regard.constants import Constants
 from regard.errors import UserError
 from regard.hooks import average_attention, replacing, watching
 
@@ -147,11 +150,50 @@ def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None
     model = tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
     image = {"pixel_values": pixels(1, 3, 64, 96)}
     constants = average_attention(model, [image], length=16)
-    sites = {"encoder", "encoder@model.decoder", "cross@encoder@model.decoder"}  # its queries see later ones
+    sites = {"encoder", "encoder@decoder", "cross@encoder@decoder"}  # its queries see later ones
     assert {site for site, _ in constants.matrices} == sites
     expected = model(**image).logits
     with replacing(model, constants):
         assert_close(model(**image).logits, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_sites_are_the_same_with_a_head_and_without(tmp_path: Path) -> None:
+    """The decoder of DETR was `encoder@model.decoder` under a head, so that runs with one and without did not join."""
+    torch.manual_seed(0)
+    backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, out_features=["stage4"])
+    sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone}
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    with_head = tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
+    image = {"pixel_values": pixels(1, 3, 64, 96)}
+    wrapped = torch.nn.ModuleDict({"inner": with_head})
+    wrapped.forward = with_head.forward  # type: ignore[assignment]
+    tables = []
+    for model in (with_head, with_head.model, wrapped):
+        with watching(model, "column_mass", verify=False) as watch:
+            model(**image)
+        tables.append(watch.frame().set_index(["site", "layer", "head", "position"])["value"].sort_index())
+    assert set(tables[0].index.get_level_values("site")) == {"encoder", "encoder@decoder", "cross@encoder@decoder"}
+    for other in tables[1:]:
+        pd.testing.assert_series_equal(tables[0], other)
+    constants = average_attention(with_head.model, [image], length=16)
+    old = {name.replace("@decoder", "@model.decoder"): heads for name, heads in constants.origin.model["heads"].items()}
+    earlier = replace(
+        constants,
+        matrices={
+            (site.replace("@decoder", "@model.decoder"), layer): matrix
+            for (site, layer), matrix in constants.matrices.items()
+        },
+        counts={site.replace("@decoder", "@model.decoder"): count for site, count in constants.counts.items()},
+        squares={},
+        origin=replace(constants.origin, model={**constants.origin.model, "heads": old}),
+    )
+    loaded = Constants.load(earlier.save(tmp_path / "constants.safetensors"))
+    with replacing(with_head, loaded):
+        outputs = with_head(**image).logits
+    with replacing(with_head, constants):
+        assert_close(with_head(**image).logits, outputs)
 
 
 def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_image() -> None:

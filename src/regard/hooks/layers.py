@@ -146,7 +146,7 @@ class _Tracer(Observer):
         if kind == "self" and stack.path not in self._roles:
             role = "decoder" if is_causal_layer(module, call) else "encoder"
             is_used = any(other.partition("@")[0] == role for other in self._roles.values())
-            self._roles[stack.path] = f"{role}@{stack.path}" if is_used else role
+            self._roles[stack.path] = f"{role}@{stack.label}" if is_used else role
         role = self._roles.get(stack.path, "decoder")
         site = cross_site(role) if kind == "cross" else role
         self.layers.append(

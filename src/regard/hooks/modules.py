@@ -37,6 +37,7 @@ class Stack:
     module: nn.Module
     blocks: list[nn.Module]
     host: nn.Module | None = None
+    label: str = ""
 
     @property
     def is_time_first(self) -> bool:
@@ -91,7 +92,18 @@ def find_stacks(model: nn.Module) -> list[Stack]:
     """
     if not any(isinstance(module, PreTrainedModel) for module in modules_of(model)):
         return [Stack("", model, _find_alike_blocks(model))]
-    return _find_hosts(model, nn.ModuleList) or _find_hosts(model, nn.Sequential)  # the latter around models of timm
+    stacks = _find_hosts(model, nn.ModuleList) or _find_hosts(model, nn.Sequential)  # the latter around models of timm
+    labels = [_find_label(model, stack.path) for stack in stacks]
+    for stack, label in zip(stacks, labels, strict=True):
+        stack.label = label if labels.count(label) == 1 else stack.path
+    return stacks
+
+
+def _find_label(model: nn.Module, path: str) -> str:
+    """Return the path of a stack in the model without a head, around which there may be wrappers."""
+    outermost, root = next((path, part) for path, part in named_modules_of(model) if isinstance(part, PreTrainedModel))
+    label = path.removeprefix(f"{outermost}.") if path != outermost else root.base_model_prefix
+    return label.removeprefix(f"{root.base_model_prefix}.").removeprefix("model.")
 
 
 def _find_hosts(model: nn.Module, kind: type[nn.ModuleList | nn.Sequential]) -> list[Stack]:

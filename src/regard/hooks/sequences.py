@@ -396,5 +396,5 @@ def find_site(sequences: Sequences, stacks: Iterable[Sequences], kind: str = "se
     """Return the site of a stack's attention of a kind: its role, with its path if an earlier stack has this role."""
     role = site = sequences.role or "encoder"
     if any(other.role == role for other in takewhile(lambda other: other is not sequences, stacks)):
-        site = f"{role}@{sequences.stack.path}"
+        site = f"{role}@{sequences.stack.label}"
     return cross_site(site) if kind == "cross" else site
