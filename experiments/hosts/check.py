@@ -22,6 +22,7 @@ from regard.errors import UserError
 from regard.hooks import Watch, watching
 from regard.hooks.caches import cache_name
 from regard.hooks.fidelity import verify_routing
+from regard.hooks.modules import find_outside
 
 WEIGHTS_WITHOUT_SINKS = ("granite_swa", "granitemoe_swa")
 """Types whose eager attention returns its weights as they are before its sinks have taken their share."""
@@ -35,6 +36,8 @@ SITES = {"causal": {"decoder"}, "masked": {"encoder"}, "encoder-decoder": {"deco
 """Sites that hosts of a kind must have; towers for images have more, and sound without sound has no encoder."""
 BOTH_WAYS = ("cpmant", "xlm", "xlnet")
 """Causal types whose tokens see later ones by default."""
+OUTSIDE = "not observed:"
+"""How the note begins that names attention in no stack of layers."""
 Row = dict[str, Any]
 
 
@@ -144,6 +147,8 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
     compare = host.model_type not in WEIGHTS_WITHOUT_SINKS
     if not compare:
         notes.append("outputs alone: its eager weights are those before its sinks")
+    if outside := find_outside(model):
+        notes.append(f"{OUTSIDE} {', '.join(outside)}")
     if host.model_type in WEIGHTS_OF_ALL_HEADS:
         notes.append("weights: the means of all heads, which it returns")
     plain, has_weights = _check_batch(model, inputs, compare, notes, sites)

@@ -67,6 +67,13 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
         if names:
             refused = "Exact with text, and with images or sounds refused, or exact with `--part` alone"
             parts.append(wrap(f"{refused}: {', '.join(names)}.") + "\n")
+        found = ((row["type"], re.search(r"not observed: ([^;]+)", row.get("why", ""))) for row in by_state["exact"])
+        names = [f"`{name}` (`{match[1].replace(', ', '`, `')}`)" for name, match in found if match is not None]
+        if names:
+            outside = (
+                "Exact, beside attention in no stack of layers, which is not observed and of which `measure` warns"
+            )
+            parts.append(wrap(f"{outside}: {', '.join(names)}.") + "\n")
     return "\n".join(parts)
 
 

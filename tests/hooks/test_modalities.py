@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.caches import read_cache
+from regard.hooks.modalities import TokenModalities
 from regard.statistics import STATISTICS, ModalityMass
 from regard.statistics.modalities import MODALITIES
 from tests.named_cache import behind, cache_of
@@ -189,6 +190,16 @@ def test_a_forward_that_failed_leaves_no_tokens(model: Any) -> None:
             model(**given | {"pixel_values": given["pixel_values"][:1]})
         model.language_model(inputs_embeds=torch.randn(*given["input_ids"].shape, 16, dtype=torch.float64))
     assert {row[4] for row in watch["sink_tokens"].tokens() if row[0] == "decoder"} == {-1}
+
+
+def test_tokens_that_images_and_videos_share_are_of_images() -> None:
+    """Molmo2 has one id for both, and its images were measured as videos."""
+    known = TokenModalities.of(transformers.LlavaModel(llava_config()), SPECIAL)
+    config = llava_config()
+    config.video_token_id = config.image_token_index
+    shared = TokenModalities.of(transformers.LlavaModel(config), SPECIAL)
+    assert shared is not None
+    assert shared == known
 
 
 def test_a_model_of_text_alone() -> None:

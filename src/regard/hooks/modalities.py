@@ -49,7 +49,8 @@ class TokenModalities:
         ids: dict[str, frozenset[int]] = {}
         for modality in ("image", "video", "audio"):
             values = {getattr(config, f"{modality}_{suffix}", None) for suffix in SUFFIXES}
-            if numbers := frozenset(value for value in values if isinstance(value, int)):
+            numbers = frozenset(value for value in values if isinstance(value, int)).difference(*ids.values())
+            if numbers:  # images and frames of one id, as in Molmo2, are images
                 ids[modality] = numbers
         if not ids:
             return None
