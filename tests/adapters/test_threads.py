@@ -168,15 +168,18 @@ def test_a_watch_of_a_model_with_two_pools_lets_threads_call_its_parts() -> None
         pool.freeze()
     given, reached, go_on = some_rows(0), threading.Event(), threading.Event()
     call = partial(model, **given, decoder_input_ids=given["input_ids"])
-    expected, found = [call().logits, pools[1].routing_weights(**given)], list[Tensor]()
+    calls = (lambda: call().logits, lambda: pools[1].routing_weights(**given))
+    expected, found = {index: one() for index, one in enumerate(calls)}, dict[int, Tensor]()
 
     def wait(*_arguments: Any) -> None:
         if threading.current_thread() is threads[0]:
             reached.set()
             go_on.wait(60)
 
-    calls = (lambda: call().logits, lambda: pools[1].routing_weights(**given))
-    threads = [threading.Thread(target=lambda one=one: found.append(one()), daemon=True) for one in calls]
+    def run(index: int) -> None:
+        found[index] = calls[index]()
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
     with regard.watching(model, ["key_norm"]):
         model.encoder.encoder.layer[0].register_forward_pre_hook(wait)
         threads[0].start()
@@ -186,7 +189,7 @@ def test_a_watch_of_a_model_with_two_pools_lets_threads_call_its_parts() -> None
         go_on.set()
         for thread in threads:
             thread.join(60)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(dict(sorted(found.items())), expected)
 
 
 def test_a_removed_pool_keeps_nobody_out() -> None:

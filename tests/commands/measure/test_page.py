@@ -92,7 +92,9 @@ def test_headline(made: SimpleNamespace, parsed: Parsed) -> None:
     assert f"{rate:.2f} %" in parsed.text
     assert f"± {error:.2g} (SE), position 0" in parsed.text
     smooth = values(table, "over_smoothing", "layer")
-    assert f"{smooth.max():.4g}" in parsed.text
+    error = values(table, "over_smoothing", "layer", column="standard_error")[smooth.argmax()]
+    assert f"{error:.3f}" == f"{error:.2g}", "two digits of the error are three decimals"
+    assert f"{smooth.max():.3f}± {error:.3f} (SE)" in parsed.text
     assert "12 layers × 12 heads" in parsed.text
     assert "100 samples of 64 tokens from wikitext-2" in parsed.text
 
