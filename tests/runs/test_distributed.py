@@ -215,24 +215,44 @@ def test_processes_that_do_not_meet(
 
 
 LOSING = """
-import os, sys
+import os, sys, time
 import torch, torch.distributed as dist
+from contextlib import suppress
 from regard.errors import UserError
 from regard.runs.distributed import naming_lost_rank
-second = os.fork()
-rank = "0" if second else "1"
-os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+first, *others = sys.argv[1:]
+children = []
+for rank in (1, 2):
+    child = os.fork()
+    if not child:
+        break
+    children.append(child)
+else:
+    rank = 0
+os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
 dist.init_process_group("gloo")
+with suppress(UserError):
+    with naming_lost_rank():
+        if first == "after a mistake" and rank == 1:
+            raise UserError("earlier")
 try:
     with naming_lost_rank():
-        if rank == "1":
-            raise {"mistake": UserError, "fault": KeyError, "interrupt": KeyboardInterrupt}[sys.argv[1]]("why")
+        dist.barrier()
+        if rank == 2:
+            if first in ("killed", "after a mistake"):
+                os._exit(0)
+            raise {"mistake": UserError, "fault": KeyError, "interrupt": KeyboardInterrupt}[first]("why")
+        if rank == 0:
+            os.waitpid(children[1], 0)
+            time.sleep(0.2)
+            if others:
+                raise {"IndexError": IndexError, "RuntimeError": RuntimeError}[others[0]]("its own")
         dist.all_reduce(torch.ones(1))
 except BaseException as error:
     with open(f"ended-{rank}", "w") as file:
         file.write(f"{type(error).__name__}: {error}")
-if second:
-    os.waitpid(second, 0)
+if rank == 0:
+    os.waitpid(children[0], 0)
 os._exit(0)
 """
 
@@ -241,14 +261,22 @@ os._exit(0)
 @pytest.mark.parametrize(
     "kind, own, other",
     [
-        ("mistake", "UserError: why", "UserError: process 1 failed: why"),
-        ("fault", "KeyError: 'why'", "UserError: process 1 failed: KeyError: 'why'"),
-        ("interrupt", "KeyboardInterrupt: why", "RuntimeError: "),
+        (["mistake"], "UserError: why", "UserError: process 2 failed: why"),
+        (["fault"], "KeyError: 'why'", "UserError: process 2 failed: KeyError: 'why'"),
+        (["interrupt"], "KeyboardInterrupt: why", "RuntimeError: "),
+        (["killed"], None, "RuntimeError: "),
+        (["after a mistake"], None, "RuntimeError: "),
+        (["mistake", "IndexError"], "UserError: why", "IndexError: its own"),
+        (["fault", "RuntimeError"], "KeyError: 'why'", "RuntimeError: its own"),
     ],
 )
-def test_a_process_that_loses_another_says_why_that_one_ended(kind: str, own: str, other: str, tmp_path: Path) -> None:
+def test_a_process_that_loses_another_says_why_that_one_ended(
+    kind: list[str], own: str | None, other: str, tmp_path: Path
+) -> None:
+    """The first of three loses the last, and the second has lost it before."""
     shared = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    shared |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    assert run_python(["-c", LOSING, kind], shared, tmp_path).returncode == 0
-    assert (tmp_path / "ended-1").read_text() == own
+    shared |= {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    assert run_python(["-c", LOSING, *kind], shared, tmp_path).returncode == 0
+    last = tmp_path / "ended-2"
+    assert (last.read_text() if last.exists() else None) == own
     assert (tmp_path / "ended-0").read_text().startswith(other)

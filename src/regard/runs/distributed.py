@@ -47,21 +47,37 @@ def join_processes() -> None:
 def naming_lost_rank() -> Iterator[None]:
     """Name the process that failed where another one loses it, instead of the broken connection.
 
-    Processes that are stopped by the launcher, which has seen one end, name it if the user made a mistake there.
+    Processes that are stopped by the launcher, which has seen one end, name it if the user made a mistake there. Errors
+    of their own they raise as they are. Who has lost a process that was killed, and left no word, is not named for it.
     """
+    if world_size() > 1:
+        _take_back_word()
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if world_size() == 1:
             raise
-        is_stopped, is_mistake = isinstance(error, KeyboardInterrupt), isinstance(error, UserError)
-        word = None if is_mistake else _read_word()
-        if word is not None and (word["is_mistake"] or isinstance(error, RuntimeError)):
+        is_stopped, is_lost = isinstance(error, KeyboardInterrupt), _is_lost_connection(error)
+        word = _read_word() if is_stopped or is_lost else None
+        if word is not None and (word["is_mistake"] or is_lost):
             raise UserError(f"process {word['rank']} failed: {word['message']}") from error
-        if not is_stopped:
+        if not is_stopped and not is_lost:
+            is_mistake = isinstance(error, UserError)
             kind = "" if is_mistake else f"{type(error).__name__}: "
             _leave_word({"is_mistake": is_mistake, "message": f"{kind}{describe_error(error)}"})
         raise
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    """Return whether an error is of the connection to other processes; Gloo's have a type of their own nowhere."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error).lower())
+
+
+def _take_back_word() -> None:
+    """Delete what an earlier run of these processes has left."""
+    with suppress(RuntimeError):
+        store: Any = dist.distributed_c10d._get_default_store()
+        store.delete_key(f"regard/failed/{dist.get_rank()}")
 
 
 def _leave_word(word: dict[str, Any]) -> None:
