@@ -63,7 +63,7 @@ def number(value: float, digits: int = 4) -> str:
     elif whole > 0:
         text = f"{value:,.{max(0, digits - whole)}f}"
     else:
-        text = f"{value:.{digits}g}"
+        text = f"{value + 0.0:.{digits}g}"  # −0 is 0
     return text.replace("-", "−")
 
 
@@ -74,12 +74,13 @@ def with_margin(value: float, margin: float, of: str = "", digits: int = 4) -> s
     """
     if math.isnan(margin) or not math.isfinite(value):
         return with_unit(value, of, digits)
-    largest = max(abs(value), margin)
-    if margin <= ROUNDING * abs(value) or not 1e-4 <= largest < 1e7:
-        text = f"{number(value, digits)} ± {number(margin, 2) if margin > ROUNDING * abs(value) else '0'}"
+    is_exact, largest = margin <= ROUNDING * abs(value), max(abs(value), margin)
+    if is_exact or not 1e-4 <= largest < 1e7:
+        text = f"{number(value, digits)} ± {'0' if is_exact else number(margin, 2)}"
     else:
         places = min(decimals(margin), max(0, 4 - power(value)))
-        text = f"{value:,.{places}f} ± {margin:,.{places}f}".replace("-", "−")
+        is_shown = round(margin, places) > 0
+        text = f"{format_fixed(value, places)} ± {format_fixed(margin, places) if is_shown else number(margin, 2)}"
     return f"{text} %" if of == "%" else text
 
 
@@ -90,6 +91,13 @@ ROUNDING = 1e-9
 def decimals(error: float) -> int:
     """How many decimals show two digits of an error; at most 6."""
     return min(6, max(0, 1 - power(error)))
+
+
+def interval_decimals(half: float, low: float, high: float, least: int = 0) -> int:
+    """How many decimals show two digits of half an interval, and no end that is not 0 as 0; at most 6."""
+    places = decimals(half) if ROUNDING < half < math.inf else 3
+    ends = [end for end in (low, high) if ROUNDING < abs(end) < math.inf]
+    return max([least, places, *(min(6, -power(end)) for end in ends)])
 
 
 def power(value: float) -> int:

@@ -601,6 +601,7 @@ def test_the_plan_of_each_stage() -> None:
         (0.25, 0.125, 0.5, "The loss is still above the untouched model’s, by 0.250 [0.125, 0.500] nats a token."),
         (-0.25, -0.5, -0.125, "The loss is below the untouched model’s, by 0.250 [0.125, 0.500] nats a token: it"),
         (-0.25, -0.5, 0.5, "cannot be told: −0.250 [−0.500, 0.500] nats a token."),
+        (0.01, 0.0002, 0.02, "The loss is still above the untouched model’s, by 0.0100 [0.0002, 0.0200] nats a token."),
     ],
 )
 def test_the_change_is_told_once_with_its_direction(change: float, low: float, high: float, told: str) -> None:

@@ -340,7 +340,7 @@ def test_summary_keeps_both_ends_of_long_names() -> None:
 
 
 def test_large_means_are_told_to_five_digits() -> None:
-    assert format_mean(average(np.array([12_345.0, 12_346.0]))) == "12,346 ± 0"
+    assert format_mean(average(np.array([12_345.0, 12_346.0]))) == "12,346 ± 0.5"
 
 
 def test_equal_values_have_no_error_of_rounding() -> None:

@@ -1,6 +1,5 @@
 """Sentences, figures and page of a conversion."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,8 +53,7 @@ def _change(row: Any) -> str:
     """State the change of the loss at the end only as far as its interval supports it."""
     low, high = row["change_low"], row["change_high"]
     values = (-row["change"], -high, -low) if high < 0 else (row["change"], low, high)
-    half = (high - low) / 2
-    places = max(PLACES, labels.decimals(half)) if math.isfinite(half) else PLACES
+    places = labels.interval_decimals((high - low) / 2, low, high, PLACES)
     change, low, high = (format_fixed(value, places) for value in values)
     interval = f"{change} [{low}, {high}] nats a token"
     if row["change_low"] > 0:
@@ -141,7 +139,8 @@ def _table(stages: pd.DataFrame) -> Table:
 
 
 def _interval(low: float, high: float) -> str:
-    return f"{format_signed(low, PLACES)} to {format_signed(high, PLACES)}"
+    places = labels.interval_decimals((high - low) / 2, low, high, PLACES)
+    return f"{format_signed(low, places)} to {format_signed(high, places)}"
 
 
 def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyFigure]:

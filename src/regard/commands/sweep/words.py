@@ -132,9 +132,7 @@ def format_difference(difference: SeedDifference, unit: str) -> list[str]:
     if not difference.has_interval:
         return [f"{labels.format_signed(difference.value)}{points}", "–", result]
     half = difference.half_width
-    places = labels.decimals(half) if half > labels.ROUNDING else 3
-    ends = [end for end in (difference.low, difference.high) if abs(end) > labels.ROUNDING]
-    places = max([places, *(min(6, -labels.power(end)) for end in ends)])  # an end near 0 is not written as 0
+    places = labels.interval_decimals(half, difference.low, difference.high)
     value, low, high = (labels.format_signed(x, places) for x in (difference.value, difference.low, difference.high))
     return [f"{value}{points}", f"{low} to {high}", result]
 
