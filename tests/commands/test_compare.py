@@ -255,6 +255,13 @@ def test_rows_that_another_seed_draws_are_told_by_the_seed_alone() -> None:
     assert len(compare_settings({"a": _learnt((1,)), "b": other})) == 1, "the same seed draws other rows: another file"
 
 
+def test_a_task_may_be_called_as_a_hash() -> None:
+    runs = {"a": _learnt((1,)), "b": _learnt((1,))}
+    for rows, run in enumerate(runs.values()):
+        run.metadata["stream"]["tasks"] = [{"name": name, "rows": rows} for name in ("news", "news digest")]
+    assert compare_settings(runs)["setting"].tolist() == ["stream.tasks.news.rows", "stream.tasks.news digest.rows"]
+
+
 def test_all_seeds_are_told() -> None:
     table = compare_settings({"a": _learnt((1, 2, 3)), "b": _learnt((1,))})
     assert table.to_dict("records") == [{"setting": "seed", "a": "1, 2, 3", "b": "1"}]

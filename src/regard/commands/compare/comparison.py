@@ -40,7 +40,8 @@ MAX_NAMES, BETWEEN = 8, "; "  # names of figures have commas
 """Figures that a note names."""
 GAP, MIN_WORD = 2, 12
 """Blanks between the columns of a table, and letters of a word that are always shown."""
-HASHES = ("sha256", "digest")
+_HASH_NAME = re.compile(r"(.*)\.(?:digest|\w*sha256(?:\.\w+)?)")
+"""How the path of a hash ends, perhaps with the rows that it is of; tasks may be called as they like."""
 _SPLIT_SEED = re.compile(r" drawn with seed \d+")
 """How a task's source names the seed of its parts."""
 HASH = 12
@@ -87,9 +88,8 @@ def _all_seeds(run: RunResult) -> dict[str, str]:
 
 def _part_with_hash(setting: str) -> str | None:
     """Return the part of the metadata that a hash is of, as `stream.tasks.TASK`; None where it is no hash."""
-    parts = setting.split(".")
-    at = next((index for index, part in enumerate(parts) if part.endswith(HASHES)), None)
-    return None if at is None else ".".join(parts[:at])
+    found = _HASH_NAME.fullmatch(setting)
+    return found and found[1]
 
 
 def _is_explained(part: str | None, told: Sequence[str]) -> bool:
