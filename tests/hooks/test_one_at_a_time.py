@@ -69,6 +69,29 @@ def test_a_block_inside_two_others_of_its_thread_waits_for_nobody() -> None:
         pass
 
 
+def test_a_block_inside_two_others_leaves_their_locks_to_become_one() -> None:
+    first, second = parts(2)
+    of_first, of_second = OneAtATime([first]), OneAtATime([second])
+    with of_first, of_second, OneAtATime([first, second]):
+        pass
+    over_both = OneAtATime([first, second])
+    assert over_both._lock.last() is of_first._lock.last() is of_second._lock.last()
+
+
+def test_many_locks_that_took_the_place_of_others_are_passed_by_and_go() -> None:
+    inner, *outer = parts(1501)
+    lasting = OneAtATime([inner])
+    for module in outer:
+        before = OneAtATime([module])
+        latest = OneAtATime([module, inner])
+        assert latest._lock is before._lock
+    first = one_at_a_time._LOCKS[outer[0]]
+    assert first() is not None
+    with lasting:
+        assert lasting._lock.last() is latest._lock
+    assert first() is None
+
+
 @forks
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @torch.no_grad()

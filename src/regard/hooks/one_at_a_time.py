@@ -55,8 +55,13 @@ class _Queue:
         return self._owner is threading.current_thread()
 
     def last(self) -> "_Queue":
-        """Return the lock that stands in its place."""
-        return self if self.heir is None else self.heir.last()
+        """Return the lock that stands in its place, and point to it: those in between may go."""
+        found = self
+        while found.heir is not None:
+            found = found.heir
+        if found is not self:
+            self.heir = found
+        return found
 
     def acquire(self, *, is_block: bool) -> int:
         """Wait for the lock, and return what `release` wants."""
@@ -216,16 +221,17 @@ class OneAtATime:
 def _find_lock(modules: Sequence[nn.Module]) -> _Queue:
     """Return the lock of the blocks that are open on some modules, one for all, or a new lock.
 
-    Locks that this thread has itself stay several: it cannot wait for itself.
+    Locks that this thread has itself stay several: it cannot wait for itself. A later block makes them one.
     """
     while True:
         with LOCK:
-            known = [lock for lock in (_LOCKS[module]() for module in modules if module in _LOCKS) if lock is not None]
-            locks = list(dict.fromkeys(lock.last() for lock in known))
+            found = {module: _LOCKS[module]() for module in modules if module in _LOCKS}
+            known = {module: lock.last() for module, lock in found.items() if lock is not None}
+            locks = list(dict.fromkeys(known.values()))
             if len(locks) < 2 or any(lock.is_mine for lock in locks):
                 chosen = locks[0] if locks else _Queue()
                 for module in modules:
-                    _LOCKS[module] = ref(chosen)
+                    _LOCKS[module] = ref(known.get(module, chosen))
                 return chosen
         _join(locks)
 
