@@ -56,6 +56,37 @@ def test_a_text_shorter_than_a_piece_has_no_share(plain: Any, tmp_path: Path) ->
     assert repeated_shares([train], [train.select(torch.arange(3))]) == [None]
 
 
+def test_what_has_been_counted_is_kept_beside_the_text(
+    plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twice, folder, counted = tmp_path / "twice.txt", tmp_path / "packed", []
+    twice.write_text(f"{words(3001, 2)} {words(3001, 2)}")
+    count = module._count
+    monkeypatch.setattr(module, "_count", lambda *texts: counted.append(len(counted)) or count(*texts))
+
+    def repeated(**options: Any) -> float | None:
+        source = Source("twice", str(twice))
+        made = prepare_corpus([source], plain, length=20, folder=folder, valid_fraction=0.2, **options)
+        return made.domains[0].repeated
+
+    assert [repeated(), repeated()] == [1.0, 1.0]
+    assert counted == [0]
+    assert repeated(fraction=0.25) < 0.7, "of other training text it is another share"
+    assert counted == [0, 1]
+    kept = sorted(folder.glob("repeats-*"))
+    assert len(kept) == 2
+    for content in ("", "[]", "{}"):
+        for file in kept:
+            file.write_text(content)
+        assert repeated() == 1.0, "a damaged file counts for nothing"
+    assert len(counted) == 5
+
+
+def test_a_share_that_cannot_be_kept_is_counted(plain: Any, tmp_path: Path) -> None:
+    train = blocks(words(100, 1), plain, 50, tmp_path / "a")
+    assert repeated_shares([train], [train], tmp_path / "not there") == repeated_shares([train], [train]) == [1.0]
+
+
 def test_a_text_that_is_there_twice_is_told_whatever_its_domain(plain: Any, tmp_path: Path) -> None:
     once, twice = tmp_path / "once.txt", tmp_path / "twice.txt"
     once.write_text(words(3000, 1))

@@ -121,7 +121,8 @@ def prepare_corpus(
         report = None if on_progress is None else partial(on_progress, source.name)
         domain = _SourcePacker(source, tokenizer, length, Path(folder), report).make_domain(valid_fraction)
         domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
-    shares = repeated_shares([domain.train for domain in domains], [domain.valid for domain in domains])
+    train, valid = [domain.train for domain in domains], [domain.valid for domain in domains]
+    shares = repeated_shares(train, valid, Path(folder))
     return Corpus(tuple(replace(domain, repeated=share) for domain, share in zip(domains, shares, strict=True)))
 
 

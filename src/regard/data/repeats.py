@@ -1,6 +1,12 @@
 """How much of a held-out text is also in the text to train on, whatever its place there."""
 
+import contextlib
+import hashlib
+import json
+import os
+import secrets
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +21,33 @@ _FILTER_SHIFT = np.uint64(40)
 Hashes = npt.NDArray[np.uint64]
 
 
-def repeated_shares(train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks]) -> list[float | None]:
+def repeated_shares(
+    train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks], folder: Path | None = None
+) -> list[float | None]:
     """Return the share of each held-out text whose pieces are also in one of the training texts.
 
     Held-out text is cut into pieces of `PIECE` tokens, training text is read from every token on: so a text that is
     there twice is found although the blocks of both do not begin at the same word. None where there is no piece.
+
+    What has been counted, a minute for 10⁹ tokens, is kept in `folder`, if it can be written to.
     """
+    if folder is None:
+        return _count(train, valid)
+    about = json.dumps([PIECE, sorted({blocks.sha256 for blocks in train}), [blocks.sha256 for blocks in valid]])
+    path = folder / f"repeats-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(kept, list) and len(kept) == len(valid):
+            return kept
+    shares = _count(train, valid)
+    temporary = path.with_name(f".{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    with contextlib.suppress(OSError):
+        temporary.write_text(json.dumps(shares) + "\n", encoding="utf-8")
+        temporary.replace(path)
+    return shares
+
+
+def _count(train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks]) -> list[float | None]:
     pieces = [_hash_pieces(blocks) for blocks in valid]
     known = np.unique(np.concatenate(pieces))
     found = np.zeros(len(known), dtype=bool)
@@ -31,7 +58,7 @@ def repeated_shares(train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks]) 
         for ids in _read_chunks(blocks):
             joined = np.concatenate([rest, ids])
             hashes = _hash_windows(joined)
-            hashes = hashes[may_be_known[hashes >> _FILTER_SHIFT]]
+            hashes = hashes[may_be_known.take((hashes >> _FILTER_SHIFT).view(np.int64))]
             places = np.searchsorted(known, hashes).clip(max=len(known) - 1)
             found[places[known[places] == hashes]] = True
             rest = joined[-(PIECE - 1) :]
