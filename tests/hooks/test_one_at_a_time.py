@@ -92,6 +92,24 @@ def test_many_locks_that_took_the_place_of_others_are_passed_by_and_go() -> None
     assert first() is None
 
 
+def test_a_lock_is_not_given_to_threads_that_a_fork_has_ended() -> None:
+    """Else the forked process waits for each of them in turn."""
+
+    class Foreign(threading.Thread):
+        def is_alive(self) -> bool:
+            raise AssertionError
+
+    lock, ended = one_at_a_time._Queue(), threading.Thread()
+    turn = lock.acquire(is_block=True)
+    for thread in (ended, Foreign()):
+        gate = threading.Lock()
+        gate.acquire()
+        lock._waiting.append(one_at_a_time._Place(thread, gate, False))
+    lock.release(turn, is_block=True)
+    assert lock._owner is None
+    assert not lock._waiting
+
+
 @forks
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @torch.no_grad()

@@ -101,18 +101,27 @@ class _Queue:
         self._owner, self._times, self._blocks = place.thread, 1, int(place.is_block)
 
     def _give(self) -> None:
-        """End a turn: give the lock to who has waited longest."""
+        """End a turn: give the lock to who has waited longest, of those that a forked process still has."""
         self._owner, self._turn = None, self._turn + 1
-        if self._waiting:
+        while self._waiting and self._owner is None:
             place = self._waiting.popleft()
-            self._begin(place)
-            place.gate.release()
+            if _is_alive(place.thread):
+                self._begin(place)
+                place.gate.release()
 
     def _take_from_idle(self) -> None:
         with _GUARD:
             owner = self._owner
-            if owner is not None and not (owner.is_alive() and (self._blocks or _is_in_call(owner))):
+            if owner is not None and not (_is_alive(owner) and (self._blocks or _is_in_call(owner))):
                 self._give()
+
+
+def _is_alive(thread: threading.Thread) -> bool:
+    """Return whether a thread has not ended; one that Python has not started raises, where a fork has ended it."""
+    try:
+        return thread.is_alive()
+    except (AssertionError, RuntimeError):
+        return False
 
 
 def _is_in_call(thread: threading.Thread) -> bool:
