@@ -33,6 +33,19 @@ def gemma3() -> Any:
     return model.double().eval()
 
 
+@pytest.fixture(scope="module")
+def qwen2_vl() -> Any:
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e4}
+    config = transformers.Qwen2VLConfig(
+        text_config=TEXT | {"rope_parameters": rope},
+        vision_config={"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 16, "patch_size": 8},
+        **{f"{name}_token_id": number for number, name in enumerate(("image", "video", "vision_start"), 40)},
+    )
+    model = transformers.Qwen2VLForConditionalGeneration._from_config(config, attn_implementation="eager")
+    return model.double().eval()
+
+
 def expected_masses(attentions: tuple[Tensor, ...]) -> dict[tuple[int, int, int], float]:
     """The mean weight of each key of each sequence, and the mean of that over sequences that are so long."""
     masses: dict[tuple[int, int, int], list[float]] = {}
@@ -49,14 +62,19 @@ def expected_masses(attentions: tuple[Tensor, ...]) -> dict[tuple[int, int, int]
     return {place: sum(values) / len(values) for place, values in masses.items()}
 
 
-def test_each_packed_sequence_is_a_sample(gemma3: Any) -> None:
+@pytest.mark.parametrize("axes", [0, 3])
+def test_each_packed_sequence_is_a_sample(axes: int, request: pytest.FixtureRequest) -> None:
+    """Qwen2-VL has three more position ids of each token, of which its rotations are made."""
+    model = request.getfixturevalue("qwen2_vl" if axes else "gemma3")
     ids = torch.randint(5, 39, (2, 20), generator=torch.Generator().manual_seed(1))
     positions = torch.stack([torch.cat([torch.arange(length) for length in lengths]) for lengths in LENGTHS])
+    if axes:
+        positions = torch.stack([positions] * (1 + axes))
     given = {"input_ids": ids, "position_ids": positions, "use_cache": False}
     with torch.no_grad():
-        attentions = gemma3(**given, output_attentions=True).attentions
-        with watching(gemma3, "column_mass") as watch:
-            gemma3(**given)
+        attentions = model(**given, output_attentions=True).attentions
+        with watching(model, "column_mass") as watch:
+            model(**given)
     measured = {(row.layer, row.head, row.position): row.value for row in watch.rows()}
     assert measured == pytest.approx(expected_masses(attentions), abs=1e-6)
     assert watch.samples == 4

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.tracing import break_graph, is_exported
 from regard.errors import UserError
+from regard.hooks.forward_pass import text_positions
 from regard.hooks.modalities import TokenModalities
 
 _READ = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds")
@@ -29,8 +30,8 @@ def are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
 
     None where positions do not say it: there are none, or a mask beside them.
     """
-    positions = inputs.get("position_ids")
-    if inputs.get("attention_mask") is not None or not isinstance(positions, Tensor) or positions.dim() != 2:
+    positions = text_positions(inputs.get("position_ids"))
+    if inputs.get("attention_mask") is not None or positions is None:
         return None
     return (positions.diff() != 1).any()
 

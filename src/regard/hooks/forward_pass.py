@@ -17,6 +17,9 @@ from regard.attention.call import AttentionCall
 from regard.attention.tracing import is_traced
 from regard.hooks.caches import read_cache, rename_cache
 
+WITH_AXES = 4
+"""Position ids of each token of a model that says where they are in a text, in time, and in an image's two axes."""
+
 
 @dataclass
 class ForwardContext:
@@ -186,6 +189,13 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
 
 
+def text_positions(position_ids: Any) -> Tensor | None:
+    """Return the positions (batch, token) that packing is read from: of (4, batch, token), as of Qwen-VL, the first."""
+    if isinstance(position_ids, Tensor) and position_ids.ndim == 3 and len(position_ids) == WITH_AXES:
+        return position_ids[0]
+    return position_ids if isinstance(position_ids, Tensor) and position_ids.ndim == 2 else None
+
+
 def segment_starts(segments: Int[Tensor, "batch query"]) -> Int[Tensor, "batch query"]:
     """Return the column at which the packed sequence of each token begins."""
     is_first = torch.nn.functional.pad(segments.diff(dim=-1) != 0, (1, 0))
@@ -296,7 +306,8 @@ def _drop_full(mask: Tensor | None) -> Tensor | None:
 
 def _find_segments(positions: Any) -> Tensor | None:
     """Return the number of the packed sequence of each token, if position ids start again within a row."""
-    if not isinstance(positions, Tensor) or positions.ndim != 2:
+    positions = text_positions(positions)
+    if positions is None:
         return None
     is_start = positions.diff(dim=-1) != 1
     if not is_traced() and not bool(is_start.any()):
