@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, cast
 
@@ -184,6 +185,10 @@ def test_what_changed_is_answered_again(answered: list[int]) -> None:
     with torch.no_grad():
         weight.add_(1)
     assert count() == rows
+    with torch.no_grad():
+        network.classifier.head.vectors.add_(1)  # type: ignore[operator, union-attr]  # of label texts: a buffer
+    assert count() == rows
+    assert count() == 0
 
 
 def test_networks_that_answer_otherwise_know_nothing() -> None:
@@ -191,11 +196,14 @@ def test_networks_that_answer_otherwise_know_nothing() -> None:
         def forward(self, rows: dict[str, Tensor]) -> Tensor:
             return 2 * super().forward(rows)
 
-    class OtherSapt(Sapt):
-        Network = Other
+    class Unmixed(SaptNetwork):
+        def use_adapters(self, rows: dict[str, Tensor]) -> AbstractContextManager[None]:
+            return self.pool.use_weights(None)
 
-    made = make_learner(stream(4), OtherSapt(SaptConfig(r=2)), loaded(), BUDGET, seed=1)
-    assert made.network.known_answers is None
+    for network in (Other, Unmixed):
+        method = Sapt(SaptConfig(r=2))
+        method.Network = network  # type: ignore[misc]
+        assert make_learner(stream(4), method, loaded(), BUDGET, seed=1).network.known_answers is None
     made = make_learner(stream(4), Sapt(SaptConfig(r=2, top_k=1)), loaded(), BUDGET, seed=1)
     assert made.network.known_answers is None
 

@@ -1,17 +1,16 @@
 """Whether a method's gate does what it is for: which adapters the rows of each task get, and what that costs them."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
 from regard.adapters.reflection import divergence
+from regard.continual.known_answers import digest
 from regard.continual.learner import Learner, Row
 from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
 from regard.continual.scoring import score_task
-from regard.runs.integrity import tensor_bytes
 
 GateValue = tuple[str, int | None, float]
 KnownScore = tuple[int, int, str]
@@ -117,8 +116,5 @@ def _score_adapters(
 
 def _hash_adapter(network: SaptNetwork, adapter: int) -> str:
     """Return a hash of all that can change of a network that uses one adapter: this, and a head that is trained."""
-    digest = hashlib.sha256()
     head = getattr(network.classifier, "head", None)
-    for value in (*network.pool.parameters_of(adapter), *(() if head is None else head.parameters())):
-        digest.update(tensor_bytes(value))
-    return digest.hexdigest()
+    return digest([*network.pool.parameters_of(adapter), *(() if head is None else head.parameters())])

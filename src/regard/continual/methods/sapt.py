@@ -59,7 +59,8 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         self.routing_weights: Tensor | None = None
         self.current_adapter = 0
         self.known_vectors: dict[tuple[Split, int, int], Tensor] = {}  # by split, task and row
-        is_own = (type(self).forward, type(self).generate) == (SaptNetwork.forward, SaptNetwork.generate)
+        answers = ("forward", "generate", "use_adapters")
+        is_own = all(getattr(type(self), name) is getattr(SaptNetwork, name) for name in answers)
         if is_own and not config.top_k:  # by which weights that hardly differ may select other adapters
             self.known_answers = known_answers.KnownAnswers()
 
@@ -103,7 +104,7 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         return known_answers.Answering(weights, *self._digests(known_answers.used_adapters(weights)))
 
     def _digests(self, adapters: Sequence[int]) -> tuple[dict[int, str], str]:
-        """Return hashes of some adapters, by position, and of all else that changes: the head, and what is trained."""
+        """Return hashes of some adapters, by position, and of all else that may change: head, buffers, and trained."""
         head = getattr(self.classifier, "head", None)
         apart = [
             *self.router.parameters(),
@@ -111,7 +112,8 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         ]
         others = {id(part) for part in apart}
         trained = [part for part in self.parameters() if part.requires_grad and id(part) not in others]
-        rest = dict.fromkeys([*(() if head is None else head.parameters()), *trained])
+        buffers = self.classifier.buffers()  # as of layers that normalize by what they have read in training
+        rest = dict.fromkeys([*(() if head is None else head.parameters()), *buffers, *trained])
         return {one: known_answers.digest(self.pool.parameters_of(one)) for one in adapters}, known_answers.digest(rest)
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
