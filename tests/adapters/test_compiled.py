@@ -87,5 +87,6 @@ def test_what_is_asked_of_rows_waits_for_the_device_once(monkeypatch: pytest.Mon
         assert len(asked) == count
     with pytest.raises(UserError, match="several texts packed"):
         adapters(input_ids=ids, position_ids=positions % 3)
+    packed = are_packed({"input_ids": ids, "position_ids": torch.stack([positions % 3] * 4)})
     with pytest.raises(UserError, match="several texts packed"):  # of a model with axes of images
-        routing._valid_mask({"input_ids": ids}, mask, are_packed({"position_ids": torch.stack([positions % 3] * 4)}))
+        routing._valid_mask({"input_ids": ids}, mask, packed)

@@ -8,6 +8,7 @@ import transformers
 from torch import Tensor
 
 from regard.hooks import watching
+from regard.hooks.forward_pass import text_positions
 
 TEXT = {
     "vocab_size": 50,
@@ -109,3 +110,12 @@ def test_a_mask_of_keys_alone_keeps_no_sequences_apart() -> None:
             model(**given)
     assert [row.value for row in watch.rows()] == pytest.approx(weights[0].mean(1).flatten().tolist(), abs=1e-6)
     assert watch.samples == 1
+
+
+def test_places_of_patches_on_an_image_pack_nothing() -> None:
+    """Four images, whose patches have a place on each of two axes."""
+    embeddings = torch.zeros(4, 9, 8)
+    assert text_positions(torch.zeros(4, 9, 2), embeddings) is None
+    assert text_positions(torch.zeros(4, 9, 2), None) is None
+    texts = torch.arange(36).view(4, 1, 9)
+    assert torch.equal(text_positions(texts, embeddings[:1]), texts[0])

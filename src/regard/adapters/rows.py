@@ -30,7 +30,8 @@ def are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
 
     None where positions do not say it: there are none, or a mask beside them.
     """
-    positions = text_positions(inputs.get("position_ids"))
+    given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None), None)
+    positions = text_positions(inputs.get("position_ids"), given)
     if inputs.get("attention_mask") is not None or positions is None:
         return None
     return (positions.diff() != 1).any()

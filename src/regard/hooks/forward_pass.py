@@ -78,6 +78,7 @@ class ForwardContext:
         encoder_states = arguments.get("encoder_hidden_states")
         encoder_mask = arguments.get("encoder_attention_mask", arguments.get("encoder_padding_mask"))
         pixels = arguments.get("pixel_values")
+        positions = text_positions(arguments.get("position_ids"), embeddings if tokens is None else tokens)
         token_mask = _find_token_mask(mask, offset, previous.token_mask if previous and offset else None)
         pair_mask = _find_pair_mask(mask) if offset == 0 else None
         is_packable = offset == 0 and (mask is None or (pair_mask is not None and token_mask is None))
@@ -85,7 +86,7 @@ class ForwardContext:
             offset=offset,
             tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
             token_mask=token_mask,
-            segments=_find_segments(arguments.get("position_ids")) if is_packable else None,
+            segments=_find_segments(positions) if is_packable else None,
             encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
             encoder_mask=_drop_full(_key_mask(encoder_mask)),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
@@ -189,10 +190,14 @@ def _signature(forward: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(forward)
 
 
-def text_positions(position_ids: Any) -> Tensor | None:
-    """Return the positions (batch, token) that packing is read from: of (4, batch, token), as of Qwen-VL, the first."""
+def text_positions(position_ids: Any, given: Any) -> Tensor | None:
+    """Return the positions (batch, token) that packing is read from: of (4, batch, token), as of Qwen-VL, the first.
+
+    `given` are the ids (batch, token) or embeddings that they are of: patches of images have (batch, token, axis).
+    """
     if isinstance(position_ids, Tensor) and position_ids.ndim == 3 and len(position_ids) == WITH_AXES:
-        return position_ids[0]
+        is_of_tokens = isinstance(given, Tensor) and given.ndim > 1 and position_ids.shape[-1] == given.shape[1]
+        return position_ids[0] if is_of_tokens else None
     return position_ids if isinstance(position_ids, Tensor) and position_ids.ndim == 2 else None
 
 
@@ -304,9 +309,8 @@ def _drop_full(mask: Tensor | None) -> Tensor | None:
     return None if mask is None or (not is_traced() and bool(mask.all())) else mask
 
 
-def _find_segments(positions: Any) -> Tensor | None:
+def _find_segments(positions: Tensor | None) -> Tensor | None:
     """Return the number of the packed sequence of each token, if position ids start again within a row."""
-    positions = text_positions(positions)
     if positions is None:
         return None
     is_start = positions.diff(dim=-1) != 1
