@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from regard.adapters.reflection import divergence
-from regard.continual.known_answers import digest
 from regard.continual.learner import Learner, Row
 from regard.continual.method import Method
 from regard.continual.methods.sapt import TARGET, Sapt, SaptNetwork
@@ -14,7 +13,7 @@ from regard.continual.scoring import score_task
 
 GateValue = tuple[str, int | None, float]
 KnownScore = tuple[int, int, str]
-"""A task, an adapter, and a hash of what answers the task's rows under it."""
+"""A task, an adapter, and hashes of what answers the task's rows under it."""
 CLOSED_FRACTION = 0.5
 """A gate is closed that gives a task's own adapter less than this share of what all adapters alike would get."""
 
@@ -106,15 +105,10 @@ def _score_adapters(
     if int(network.count) == 1:  # it has all of the weight
         return [*scores, ("own_adapter_score", own_adapter + 1, routed)]
     for name, adapter in alone:
-        key = task, adapter, _hash_adapter(network, adapter)
+        of_adapter, of_rest = network.digests([adapter])
+        key = task, adapter, of_adapter[adapter] + of_rest
         if key not in known:
             with network.use_only(adapter):
                 known[key] = score_task(learner, task, tasks_trained=tasks_trained).til
         scores.append((name, adapter + 1, known[key]))
     return scores
-
-
-def _hash_adapter(network: SaptNetwork, adapter: int) -> str:
-    """Return a hash of all that can change of a network that uses one adapter: this, and a head that is trained."""
-    head = getattr(network.classifier, "head", None)
-    return digest([*network.pool.parameters_of(adapter), *(() if head is None else head.parameters())])

@@ -101,9 +101,9 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         else:
             weights = torch.zeros(len(rows), count)
             weights[:, [] if self._forced is None else self._forced] = 1.0
-        return known_answers.Answering(weights, *self._digests(known_answers.used_adapters(weights)))
+        return known_answers.Answering(weights, *self.digests(known_answers.used_adapters(weights)))
 
-    def _digests(self, adapters: Sequence[int]) -> tuple[dict[int, str], str]:
+    def digests(self, adapters: Sequence[int]) -> tuple[dict[int, str], str]:
         """Return hashes of some adapters, by position, and of all else that may change: head, buffers, and trained."""
         head = getattr(self.classifier, "head", None)
         apart = [
