@@ -218,7 +218,7 @@ class Constants:
             raise UserError(f"constants: expected a file that Constants.save wrote, {path} is none")
         try:
             constants = cls._from_tensors(tensors, contents["origin"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(f"constants: {path} is damaged: {describe_error(error)}") from error
         if model is not None:
             constants.check_model(model)
