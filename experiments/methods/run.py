@@ -50,11 +50,11 @@ def read_sentiment(seed: int, data: str) -> Stream:
 def make_run(stream: str, method: str, seed: int, data: str) -> dict[str, Any]:
     """Run a method and return the content of its file."""
     start = time.process_time()
+    rows = {"stream": read_sentiment(seed, data)} if stream == SENTIMENT else {"stream": stream, "data": data}
     result = regard.learn(
-        read_sentiment(seed, data) if stream == SENTIMENT else stream,
-        method,
+        **rows,
+        method=method,
         model="minilm",
-        data=data,
         length=LENGTH,
         diagnostic_samples=0,
         save_models=False,

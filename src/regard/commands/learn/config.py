@@ -77,7 +77,8 @@ class LearnConfig(Config):
     )
     method: str = config_field(
         "prescale",
-        "name of a method, or FILE.py:CLASS, or several separated by commas (default: prescale)",
+        "name of a method, or FILE.py:CLASS, or several separated by commas; where the task of a text is not known, "
+        "sapt keeps more (default: prescale)",
         commas=True,
     )
     model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")

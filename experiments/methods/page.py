@@ -1,0 +1,130 @@
+"""Table and text of docs/methods.md, from docs/results/methods-runs.csv."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.common.claims import DASH
+from experiments.common.papers import Paper
+from experiments.common.parts import Page, Table
+from experiments.common.run_table import RunTable
+from experiments.methods.run import CANDIDATE, LENGTH, METHODS, MOODS, PRESENT, SEEDS, STREAMS
+from regard.commands.learn.config import LearnConfig
+from regard.runs.intervals import t_interval
+
+RECORD = "methods.json"
+TITLE = "The method by default"
+MOST_LOST = 2.0
+"""Points of AP with the task known that the candidate may lose."""
+
+
+class Tables(RunTable):
+    """The runs, a line each, and the record of versions."""
+
+    name, module = "methods", "experiments.methods.run"
+    columns = ("stream", "method", "seed", "AP til", "AP cil", "cpu_seconds")
+    floats = ("AP til", "AP cil", "cpu_seconds")
+
+    @classmethod
+    def place(cls, run: Mapping[str, Any]) -> tuple[Any, ...]:
+        return STREAMS.index(run["stream"]), METHODS.index(run["method"]), SEEDS.index(run["seed"])
+
+    def of(self, stream: str, method: str, column: str) -> dict[int, float]:
+        """Return a column of the runs of a method on a stream, by seed."""
+        rows = self.runs[(self.runs["stream"] == stream) & (self.runs["method"] == method)]
+        return dict(zip(rows["seed"].astype(int), rows[column].astype(float), strict=True))
+
+    def gains(self, stream: str, column: str) -> list[float]:
+        """Return the candidate's AP minus that of the present default, by seed; nothing unless all seeds were run."""
+        new, old = self.of(stream, CANDIDATE, column), self.of(stream, PRESENT, column)
+        return [new[seed] - old[seed] for seed in SEEDS] if set(new) == set(old) == set(SEEDS) else []
+
+
+def follows_rule(tables: Tables, stream: str) -> bool | None:
+    """Return whether the candidate passes on a stream; None unless all seeds were run."""
+    known, all_tasks = tables.gains(stream, "AP til"), tables.gains(stream, "AP cil")
+    if not known:
+        return None
+    return t_interval(all_tasks).ci_low > 0 and sum(known) / len(known) >= -MOST_LOST
+
+
+def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
+    """Return the page."""
+    scores, gains = score_table(tables), gain_table(tables)
+    return Page(
+        "methods",
+        TITLE,
+        [
+            describe_choice(tables),
+            "## Rule, fixed before the runs",
+            f"`{CANDIDATE}` takes the place of `{PRESENT}` if on each stream the whole 95 % interval (Student's t, "
+            "paired by seed) of its AP among the classes of all tasks (CIL) minus that of "
+            f"`{PRESENT}` is above 0, and the mean of its AP with the task known (TIL) is at most {MOST_LOST:g} points "
+            "below. The others decide nothing.",
+            f"## `{CANDIDATE}` minus `{PRESENT}`",
+            gains,
+            "## All methods",
+            scores,
+            "AP in per cent after the last task, and seconds of CPU time of the whole run on one core; means over "
+            f"{len(SEEDS)} seeds ± half the 95 % interval. MiniLM, defaults of the scale `laptop` but {LENGTH} tokens "
+            "a text and no diagnostics. `stdlib-split` and `news-series` are described in "
+            f"[prescaling.md](prescaling.md); `sentiment` is {', '.join(MOODS)} of Long Sequence, without "
+            "instructions. One small encoder, and few rows a task.",
+        ],
+        (scores, gains),
+        (),
+        [("methods-runs.csv", "all runs"), (RECORD, "versions")],
+    )
+
+
+def describe_choice(tables: Tables) -> str:
+    """Return what the rule says, and whether the default is that."""
+    passed = {stream: follows_rule(tables, stream) for stream in STREAMS}
+    if None in passed.values():
+        return "The runs are not complete."
+    failed = [f"`{stream}`" for stream, holds in passed.items() if not holds]
+    chosen = PRESENT if failed else CANDIDATE
+    default = LearnConfig().method
+    why = f"the rule fails on {' and '.join(failed)}" if failed else "the rule holds on each stream"
+    follows = "so is the default" if default == chosen else f"the default departs from it, `{default}`"
+    return (
+        f"Which method does `regard learn` have without `--method`: `{PRESENT}`, as until now, or `{CANDIDATE}`? "
+        f"It is `{chosen}`: {why}; {follows}."
+    )
+
+
+def _format(values: Sequence[float], sign: str = "", digits: int = 1) -> str:
+    if not values:
+        return DASH
+    interval = t_interval(values)
+    half = "" if len(values) < 2 else f" ± {(interval.ci_high - interval.ci_low) / 2:.{digits}f}"
+    return f"{interval.mean:{sign}.{digits}f}{half}"
+
+
+def gain_table(tables: Tables) -> Table:
+    """The differences that decide, by stream."""
+    lines = []
+    for stream in STREAMS:
+        passed = follows_rule(tables, stream)
+        verdict = DASH if passed is None else "holds" if passed else "fails"
+        cells = [_format(tables.gains(stream, column), "+") for column in ("AP cil", "AP til")]
+        lines.append([f"`{stream}`", *cells, verdict])
+    return Table("methods-gains", "differences by stream", ("stream", "AP CIL", "AP TIL", "rule"), lines)
+
+
+def score_table(tables: Tables) -> Table:
+    """Scores and time, by stream and method."""
+    lines = []
+    for stream in STREAMS:
+        for method in METHODS:
+            cells = [list(tables.of(stream, method, column).values()) for column in tables.floats]
+            if cells[0]:
+                scores = [_format(cells[1]), _format(cells[0])]
+                lines.append([f"`{stream}`", f"`{method}`", *scores, _format(cells[2], digits=0)])
+    return Table("methods-means", "means by stream and method", ("stream", "method", "AP CIL", "AP TIL", "s"), lines)
+
+
+PAPER = Paper(
+    "methods", TITLE, "python -m experiments.methods.run --data DIR", (), Tables.load, make_page, Tables.store
+)
