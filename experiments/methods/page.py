@@ -61,7 +61,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"`{CANDIDATE}` takes the place of `{PRESENT}` if on each stream the whole 95 % interval (Student's t, "
             "paired by seed) of its AP among the classes of all tasks (CIL) minus that of "
             f"`{PRESENT}` is above 0, and the mean of its AP with the task known (TIL) is at most {MOST_LOST:g} points "
-            "below. The others decide nothing.",
+            "below.",
             f"## `{CANDIDATE}` minus `{PRESENT}`",
             gains,
             "## All methods",
