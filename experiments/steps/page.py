@@ -19,14 +19,6 @@ MARGIN = 3.0
 """Points of AP that further steps must bring."""
 
 
-EARLIER_SCHEDULE = (
-    "**All figures of this page are of an earlier schedule** (`schedule` in the record of versions): the rate fell to "
-    "0 in the last step of a phase, so that of N steps N − 1 changed the weights. Now the last step trains, too. The "
-    "runs have not been repeated, and the choice of the default has not been examined again."
-)
-"""What the page says of runs whose record names that schedule; that of new runs names none."""
-
-
 class Tables(RunTable):
     """The runs, a line each, and the record of versions."""
 
@@ -65,7 +57,6 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"`regard learn` at the scale `laptop` trains three epochs, but at least {SCALES['laptop']['min_steps']} "
             "steps a phase, unless `--num-epochs` or `--min-steps` say otherwise.",
             describe_choice(tables),
-            *([EARLIER_SCHEDULE] if tables.record.get("schedule") == "last-rate-0" else []),
             "## Rule, fixed before the runs",
             f"The least number of steps is the smallest of {', '.join(map(str, STEPS))} whose mean AP among the "
             "classes of all tasks (CIL), over both methods and both numbers of rows, is within "

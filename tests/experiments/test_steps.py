@@ -32,13 +32,6 @@ def test_the_fewest_steps_within_the_margin_are_chosen(scores: tuple[float, ...]
     assert ("which is the default" in told) == (chosen == SCALES["laptop"]["min_steps"])
 
 
-@pytest.mark.parametrize("record, is_told", [({"schedule": "last-rate-0"}, True), ({}, False)])
-def test_runs_of_the_earlier_schedule_are_told_of_by_their_record(record: dict[str, str], is_told: bool) -> None:
-    found = tables(**{f"s{steps}": 50.0 for steps in STEPS})
-    parts = page.make_page(page.Tables(found.runs, record)).parts
-    assert any("All figures of this page are of an earlier schedule" in str(part) for part in parts) == is_told
-
-
 def test_no_choice_is_made_without_all_runs() -> None:
     found = tables(s9=20, s24=50, s48=58)
     assert page.choose_steps(found) is None
