@@ -41,10 +41,11 @@ def test_figures_are_committed(made: list[Page]) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["papa", "prescaling", "sapt", "sinks"])
-def test_pages_begin_with_a_table_and_a_figure_and_are_short(made: list[Page], name: str) -> None:
+def test_pages_begin_with_their_question_a_table_and_a_figure_and_are_short(made: list[Page], name: str) -> None:
     page = next(page for page in made if page.name == name)
-    assert isinstance(page.parts[0], Table)
-    assert isinstance(page.parts[1], Figure)
+    assert isinstance(page.parts[0], str)
+    assert isinstance(page.parts[1], Table)
+    assert isinstance(page.parts[2], Figure)
     prose = page.to_markdown().split("## Data and further figures")[0]
     text = re.sub(r"^\|.*$", "", prose, flags=re.M)
     assert len(text.split()) <= MAX_WORDS
