@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.common.claims import DASH
+from experiments.common.claims import DASH, format_interval
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
 from experiments.common.run_table import RunTable
@@ -206,11 +206,7 @@ def describe_stages(tables: Tables) -> str:
 
 
 def _mean(values: Sequence[float]) -> str:
-    if not values:
-        return DASH
-    interval = t_interval(values)
-    half = "" if len(values) < 2 else f" ± {(interval.ci_high - interval.ci_low) / 2:.3f}"
-    return f"{interval.mean:+.3f}{half}"
+    return format_interval(t_interval(values), 3, signed=True)
 
 
 def layer_table(tables: Tables) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.common.claims import DASH
+from experiments.common.claims import DASH, format_interval
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
 from experiments.common.run_table import RunTable
@@ -94,21 +94,15 @@ def describe_choice(tables: Tables) -> str:
     )
 
 
-def _format(values: Sequence[float], sign: str = "", digits: int = 1) -> str:
-    if not values:
-        return DASH
-    interval = t_interval(values)
-    half = "" if len(values) < 2 else f" ± {(interval.ci_high - interval.ci_low) / 2:.{digits}f}"
-    return f"{interval.mean:{sign}.{digits}f}{half}"
-
-
 def gain_table(tables: Tables) -> Table:
     """The differences that decide, by stream."""
     lines = []
     for stream in STREAMS:
         passed = follows_rule(tables, stream)
         verdict = DASH if passed is None else "holds" if passed else "fails"
-        cells = [_format(tables.gains(stream, column), "+") for column in ("AP cil", "AP til")]
+        cells = [
+            format_interval(t_interval(tables.gains(stream, column)), 1, signed=True) for column in ("AP cil", "AP til")
+        ]
         lines.append([f"`{stream}`", *cells, verdict])
     return Table("methods-gains", "differences by stream", ("stream", "AP CIL", "AP TIL", "rule"), lines)
 
@@ -118,10 +112,10 @@ def score_table(tables: Tables) -> Table:
     lines = []
     for stream in STREAMS:
         for method in METHODS:
-            cells = [list(tables.of(stream, method, column).values()) for column in tables.floats]
-            if cells[0]:
-                scores = [_format(cells[1]), _format(cells[0])]
-                lines.append([f"`{stream}`", f"`{method}`", *scores, _format(cells[2], digits=0)])
+            til, cil, seconds = (t_interval([*tables.of(stream, method, column).values()]) for column in tables.floats)
+            if til.n:
+                scores = [format_interval(score, 1) for score in (cil, til)]
+                lines.append([f"`{stream}`", f"`{method}`", *scores, format_interval(seconds, 0)])
     return Table("methods-means", "means by stream and method", ("stream", "method", "AP CIL", "AP TIL", "s"), lines)
 
 

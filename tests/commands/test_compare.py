@@ -35,6 +35,11 @@ from tests.continual.small_tasks import loaded, stream
 Regard = Callable[..., Any]
 
 
+def notes_of(runs: Any, settings: pd.DataFrame | None = None) -> list[str]:
+    """The notes on runs, without settings that differ if none are given."""
+    return list_notes(runs, pd.DataFrame(columns=["setting"]) if settings is None else settings, compare_figures(runs))
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of probing, and one with twice the epochs and more rows, and their figures."""
@@ -164,7 +169,7 @@ def test_conversions_are_compared_stage_by_stage() -> None:
         *("layers: training", "layers: validation loss", "model: training", "model: validation loss"),
     ]
     assert run.main_figures() == {"loss, untouched": 3.0, "loss, model": 3.5}
-    assert "one seed each" in list_notes({"a": run, "b": run}, pd.DataFrame(columns=["setting"]))[-1]
+    assert "one seed each" in notes_of({"a": run, "b": run})[-1]
 
 
 def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_path: Path) -> None:
@@ -183,27 +188,26 @@ def test_figures_of_other_commands_are_their_means_or_last_values() -> None:
     history = pretrain_run.history()
     trained = PretrainResult(history, pd.DataFrame(), {"final": final_metrics(history)})
     assert trained.main_figures()["valid_loss"] == history["valid_loss"].iloc[-1]
-    nothing = pd.DataFrame(columns=["setting"])
-    assert "one seed each" in list_notes({"a": trained, "b": trained}, nothing)[-1]
-    assert "means over seeds" in list_notes({"a": result, "b": result}, nothing)[-1]
-    assert "±: half" in list_notes({"a": result, "b": result}, nothing)[-1]
+    assert "one seed each" in notes_of({"a": trained, "b": trained})[-1]
+    assert "means over seeds" in notes_of({"a": result, "b": result})[-1]
+    assert "±: half" in notes_of({"a": result, "b": result})[-1]
     one_seed = ReplaceResult(scores[scores["seed"] == scores["seed"].iloc[0]], replaced_run.heads(), pd.DataFrame(), {})
-    assert "±" not in list_notes({"a": one_seed, "b": one_seed}, nothing)[-1]
+    assert "±" not in notes_of({"a": one_seed, "b": one_seed})[-1]
 
 
 def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     """As a run that goes on with another: the difference of their means is of other tasks, not of learning."""
-    found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])
+    found = LearnResult.load(runs / "short")
     fewer = {**found.metadata, "stream": {**found.metadata["stream"], "tasks": found.metadata["stream"]["tasks"][:2]}}
     longer = {"a": replace(found, metadata=fewer), "b": found}
-    assert any("of different tasks" in note for note in list_notes(longer, nothing))
-    assert not any("of different tasks" in note for note in list_notes({"a": found, "b": found}, nothing))
+    assert any("of different tasks" in note for note in notes_of(longer))
+    assert not any("of different tasks" in note for note in notes_of({"a": found, "b": found}))
     turned = {
         **found.metadata,
         "stream": {**found.metadata["stream"], "tasks": found.metadata["stream"]["tasks"][::-1]},
     }
     other_order = {"a": replace(found, metadata=turned), "b": found}
-    assert not any("of different tasks" in note for note in list_notes(other_order, nothing))
+    assert not any("of different tasks" in note for note in notes_of(other_order))
     first, second, third = (task["name"] for task in found.metadata["stream"]["tasks"])
     (row,) = compare_settings(longer).to_dict("records")
     assert row == {"setting": "stream.tasks", "a": f"{first}, {second}", "b": f"{first}, {second}, {third}"}
@@ -211,7 +215,7 @@ def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
 
 def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     """The method is a setting that differs; with two methods in a run figures are told apart by it."""
-    found, nothing = LearnResult.load(runs / "short"), pd.DataFrame(columns=["setting"])
+    found = LearnResult.load(runs / "short")
     other = replace(found, accuracy_matrix=found.accuracy_matrix.assign(method="other"))
     figures = compare_figures({"a": found, "b": other}).set_index("figure")
     assert figures.loc["average_performance til", "difference"] == 0
@@ -220,8 +224,8 @@ def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     assert figures.loc["other, average_performance til", "difference"] == 0
     assert pd.isna(figures.loc["probe, average_performance til", "difference"])
     third = replace(found, accuracy_matrix=found.accuracy_matrix.assign(method="third"))
-    assert "nothing is compared" in list_notes({"a": both, "b": third}, nothing)[-1]
-    assert "nothing is compared" not in list_notes({"a": found, "b": other}, nothing)[-1]
+    assert "nothing is compared" in notes_of({"a": both, "b": third})[-1]
+    assert "nothing is compared" not in notes_of({"a": found, "b": other})[-1]
 
 
 @pytest.mark.exhaustive
@@ -269,7 +273,7 @@ def test_all_seeds_are_told() -> None:
 
 def test_a_method_that_a_run_lacks_is_named_once() -> None:
     runs = {"a": _learnt((1,), methods=("probe", "prescale")), "b": _learnt((1,))}
-    assert "b has no prescale" in list_notes(runs, compare_settings(runs))
+    assert "b has no prescale" in notes_of(runs, compare_settings(runs))
 
 
 def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
@@ -355,7 +359,7 @@ def test_a_score_that_is_no_number_is_told() -> None:
         name: ReplaceResult(table, replaced_run.heads(), pd.DataFrame(), {})
         for name, table in (("good", scores), ("bad", bad))
     }
-    notes = list_notes(runs, compare_settings(runs))
+    notes = notes_of(runs, compare_settings(runs))
     (note,) = [note for note in notes if note.startswith("bad: ")]
     assert figures[0] in note
     assert "is not a finite number for at least one seed" in note
@@ -364,4 +368,4 @@ def test_a_score_that_is_no_number_is_told() -> None:
     runs["bad"] = ReplaceResult(scores[scores["task"] == "cola"], replaced_run.heads(), pd.DataFrame(), {})
     lacking = next(name for name in figures if not name.startswith("cola"))
     missing = lacking.partition(", ")[0]
-    assert any(note.startswith(f"bad has no {missing}") for note in list_notes(runs, compare_settings(runs)))
+    assert any(note.startswith(f"bad has no {missing}") for note in notes_of(runs, compare_settings(runs)))

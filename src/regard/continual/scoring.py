@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from regard.continual.known_answers import Answering
 from regard.continual.learner import Learner
 from regard.continual.text_learner import TextLearner, make_batch
 from regard.continual.training_phase import ExampleRef
@@ -284,16 +285,22 @@ def compute_logits(learner: Learner, task: int, split: Split, rows: Sequence[int
 
 def _recall_answers(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> dict[int, Tensor]:
     """Return what the network knows that it would answer rows of a split, by row."""
-    network, known = learner.network, learner.network.known_answers
+    known = learner.network.known_answers
     if known is None or not known.has(task, split):
         return {}
-    by = network.answering(task, split, rows)
-    if by is None:  # in a resumed run, which has read nothing yet
+    by = _find_answering(learner, task, split, rows)
+    return {row: answer.to(learner.device) for row, answer in known.recall(task, split, rows, by).items()}
+
+
+def _find_answering(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> Answering:
+    """Return what answers rows of a split, which are read first where the network has not, as in a resumed run."""
+    by = learner.network.answering(task, split, rows)
+    if by is None:
         for _ in learner.batches_by_length([ExampleRef(task, row) for row in rows], split):
             pass
-        by = network.answering(task, split, rows)
+        by = learner.network.answering(task, split, rows)
     assert by is not None
-    return {row: answer.to(learner.device) for row, answer in known.recall(task, split, rows, by).items()}
+    return by
 
 
 def _keep_answers(learner: Learner, task: int, split: Split, answers: Mapping[int, Tensor]) -> None:
@@ -346,9 +353,8 @@ def generate_answers(learner: TextLearner, task: TextTask, split: Split = "test"
     knows = in_stream and len(order) > 0 and learner.network.known_answers is not None
     width = learner.budget.target_length
     with learner.evaluation_mode(), torch.no_grad():
-        if knows and learner.network.answering(task_index, split, order.tolist()) is None:
-            for _ in learner.batches_by_length([ExampleRef(task_index, row) for row in order.tolist()], split):
-                pass  # what answers a row is known when it is read
+        if knows:  # what answers a row is known when it is read
+            _find_answering(learner, task_index, split, order.tolist())
         found = _recall_answers(learner, task_index, split, order.tolist()) if knows else {}
         new = dict[int, Tensor]()
         unknown = torch.tensor([row not in found for row in order.tolist()], dtype=torch.bool)

@@ -68,20 +68,24 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def with_margin(value: float, margin: float, of: str = "", digits: int = 4) -> str:
-    """The number ± its margin in equal decimals, and the unit: two digits of the margin, at most five of the number.
+    """The number ± its margin, and the unit, in the decimals of `number_and_margin`."""
+    text = " ± ".join(part for part in number_and_margin(value, margin, digits) if part)
+    return f"{text} %" if of == "%" and not math.isnan(value) else text
 
-    Without a margin (NaN) the number to `digits` digits.
+
+def number_and_margin(value: float, margin: float, digits: int = 4) -> tuple[str, str]:
+    """A number and its margin in equal decimals: two digits of the margin, at most five of the number.
+
+    Without a margin (NaN) the number to `digits` digits, and "".
     """
     if math.isnan(margin) or not math.isfinite(value):
-        return with_unit(value, of, digits)
+        return number(value, digits), ""
     is_exact, largest = margin <= ROUNDING * abs(value), max(abs(value), margin)
     if is_exact or not 1e-4 <= largest < 1e7:
-        text = f"{number(value, digits)} ± {'0' if is_exact else number(margin, 2)}"
-    else:
-        places = min(decimals(margin), max(0, 4 - power(value)))
-        is_shown = round(margin, places) > 0
-        text = f"{format_fixed(value, places)} ± {format_fixed(margin, places) if is_shown else number(margin, 2)}"
-    return f"{text} %" if of == "%" else text
+        return number(value, digits), "0" if is_exact else number(margin, 2)
+    places = min(decimals(margin), max(0, 4 - power(value)))
+    is_shown = round(margin, places) > 0
+    return format_fixed(value, places), format_fixed(margin, places) if is_shown else number(margin, 2)
 
 
 ROUNDING = 1e-9

@@ -76,26 +76,31 @@ def _is_lost_connection(error: BaseException) -> bool:
 def _take_back_word() -> None:
     """Delete what an earlier run of these processes has left."""
     with suppress(RuntimeError):
-        store: Any = dist.distributed_c10d._get_default_store()
-        store.delete_key(f"regard/failed/{dist.get_rank()}")
+        _store().delete_key(_word_key(dist.get_rank()))
 
 
 def _leave_word(word: dict[str, Any]) -> None:
     """Tell the other processes what has ended this one, unless their store is gone."""
     with suppress(RuntimeError):
-        store: Any = dist.distributed_c10d._get_default_store()
-        store.set(f"regard/failed/{dist.get_rank()}", json.dumps({"rank": dist.get_rank(), **word}))
+        _store().set(_word_key(dist.get_rank()), json.dumps({"rank": dist.get_rank(), **word}))
 
 
 def _read_word() -> dict[str, Any] | None:
     """Return what another process has left; None if none has, or the store is gone with it."""
     with suppress(RuntimeError):
-        store: Any = dist.distributed_c10d._get_default_store()
-        keys = [f"regard/failed/{rank}" for rank in range(world_size()) if rank != dist.get_rank()]
-        for key in keys:
+        store = _store()
+        for key in (_word_key(rank) for rank in range(world_size()) if rank != dist.get_rank()):
             if store.check([key]):
                 return dict(json.loads(store.get(key)))
     return None
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _word_key(rank: int) -> str:
+    return f"regard/failed/{rank}"
 
 
 def world_size() -> int:

@@ -93,5 +93,5 @@ def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType],
             comparison.terminal_table(settings, comparison.MAX_SETTINGS, width),
             comparison.terminal_table(figures, width=width),
         ]
-        notes, page = comparison.list_notes(runs, settings), comparison.make_page(runs, settings, figures)
+        notes, page = comparison.list_notes(runs, settings, figures), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *two_runs], page

@@ -156,7 +156,7 @@ def describe_difference(first: str, second: str) -> str:
     return f"difference is {second} − {first}"
 
 
-def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[str]:
+def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> list[str]:
     """Say how many settings are not shown, and what chance has to do with the figures."""
     more = len(settings) - MAX_SETTINGS
     notes = [f"{more} more settings differ; the pages of the runs have all"] if more > 0 else []
@@ -164,15 +164,15 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame) -> list[st
         notes.append("no setting differs")
     if len({frozenset(_task_names(run)) for run in runs.values()}) > 1:
         notes.append("the runs are of different tasks; their figures are means over these")
-    figures = _figures_by_run(runs)
-    notes += _describe_gaps(figures)
-    if not set.intersection(*map(set, figures.values())):
+    by_run = _figures_by_run(runs)
+    notes += _describe_gaps(by_run)
+    if not set.intersection(*map(set, by_run.values())):
         return [*notes, "no figure is of all runs, so nothing is compared"]
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     if all(run.command == ConvertResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
-    has_margin = any(str(name)[0] == "±" for name in compare_figures(runs))
+    has_margin = any(str(name)[0] == "±" for name in figures)
     margin = "; ±: half of the 95 % interval" if has_margin else ""
     seeds = (
         "seeds, with their orders of tasks," if next(iter(runs.values())).command == LearnResult.command else "seeds"
@@ -236,7 +236,7 @@ def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd
     panels, scores = make_curves(runs), compare_tasks(runs)
     curves = [page.Section("curves", "Curves", [page.Panels(panels, "curves", fit=True)])] if panels else []
     gaps = _describe_gaps(_figures_by_run(runs))
-    notes = [note for note in list_notes(runs, settings.head(MAX_SETTINGS)) if note not in gaps]
+    notes = [note for note in list_notes(runs, settings.head(MAX_SETTINGS), figures) if note not in gaps]
     notes += [describe_difference(*runs)] if len(runs) == 2 else []
     about = " ".join(f"{note[0].upper()}{note[1:]}." for note in notes)
     sections = [

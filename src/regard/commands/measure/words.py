@@ -39,7 +39,7 @@ def key_figures(
 
     def make_figure(measure: Measure, value: float, error: float, note: str, extreme: str = "") -> KeyFigure:
         label = labels.name(measure, metadata, with_site=False) + (f", {extreme}." if extreme else "")
-        text, _, margin = labels.with_margin(value, error).partition(" ± ")
+        text, margin = labels.number_and_margin(value, error)
         percent = " %" if labels.unit(measure.statistic, metadata) == "%" and not np.isnan(value) else ""
         margin = f"± {margin} (SE), " if margin else ""
         return KeyFigure(label, text + percent, margin + note, labels.site(measure.site) if multiple_sites else "")
