@@ -41,6 +41,17 @@ def make_adapters(kind: str) -> SharedAdapters:
     return copy.deepcopy(adapters).eval() if kind == "copy" else adapters.eval()
 
 
+def run_second_amid_first(threads: list[threading.Thread], reached: threading.Event, go_on: threading.Event) -> None:
+    """Start the second thread while the first, which sets `reached`, waits inside a call; and wait for both."""
+    threads[0].start()
+    assert reached.wait(60)
+    threads[1].start()
+    threads[1].join(0.1)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["discriminant", "copy"])
 @pytest.mark.parametrize("name", CALLS)
@@ -61,13 +72,7 @@ def test_calls_of_two_threads_are_as_if_alone(kind: str, name: str) -> None:
 
     threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(2)]
     adapters.model.model.layers[0].register_forward_pre_hook(wait)
-    threads[0].start()
-    assert reached.wait(60)
-    threads[1].start()
-    threads[1].join(0.1)
-    go_on.set()
-    for thread in threads:
-        thread.join(60)
+    run_second_amid_first(threads, reached, go_on)
     torch.testing.assert_close([found[0], found[1]], alone)
 
 
@@ -182,13 +187,7 @@ def test_a_watch_of_a_model_with_two_pools_lets_threads_call_its_parts() -> None
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(calls))]
     with regard.watching(model, ["key_norm"]):
         model.encoder.encoder.layer[0].register_forward_pre_hook(wait)
-        threads[0].start()
-        assert reached.wait(60)
-        threads[1].start()
-        threads[1].join(0.1)
-        go_on.set()
-        for thread in threads:
-            thread.join(60)
+        run_second_amid_first(threads, reached, go_on)
     torch.testing.assert_close(dict(sorted(found.items())), expected)
 
 

@@ -139,15 +139,19 @@ def test_queries_alone_attend_to_images_beside_text(words: int) -> None:
     torch.testing.assert_close(torch.tensor(first.to_numpy()).reshape(2, 2), expected[..., 0], rtol=1e-4, atol=1e-6)
 
 
-@torch.no_grad()
-def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None:
-    """Those of DETR were refused. Constants of one image change nothing in it."""
+def tiny_detr(num_layers: int) -> Any:
     torch.manual_seed(0)
     backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, out_features=["stage4"])
     sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone}
     for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_layers": 2, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
-    model = tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
+        sizes |= {f"{part}_layers": num_layers, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
+    return tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
+
+
+@torch.no_grad()
+def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None:
+    """Those of DETR were refused. Constants of one image change nothing in it."""
+    model = tiny_detr(2)
     image = {"pixel_values": pixels(1, 3, 64, 96)}
     constants = average_attention(model, [image], length=16)
     sites = {"encoder", "encoder@decoder", "cross@encoder@decoder"}  # its queries see later ones
@@ -160,12 +164,7 @@ def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None
 @torch.no_grad()
 def test_sites_are_the_same_with_a_head_and_without(tmp_path: Path) -> None:
     """The decoder of DETR was `encoder@model.decoder` under a head, so that runs with one and without did not join."""
-    torch.manual_seed(0)
-    backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, out_features=["stage4"])
-    sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone}
-    for part in ("encoder", "decoder"):
-        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
-    with_head = tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
+    with_head = tiny_detr(1)
     image = {"pixel_values": pixels(1, 3, 64, 96)}
     wrapped = torch.nn.ModuleDict({"inner": with_head})
     wrapped.forward = with_head.forward  # type: ignore[assignment]
