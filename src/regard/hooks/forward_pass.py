@@ -13,8 +13,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.tracing import is_traced
+from regard.errors import UserError
 from regard.hooks.caches import read_cache, rename_cache
 
 WITH_AXES = 4
@@ -150,6 +151,27 @@ class ForwardContext:
         positions = self._encoder_positions
         at_keys = None if positions is None else _fit(positions, call.key.shape[2])
         return replace(call, starts=self.encoder_starts, key_positions=at_keys)
+
+    def check_seen(self, call: AttentionCall, kind: str, first_key: int, name: str) -> None:
+        """Raise a UserError if a token attends to padding, or to hidden keys alone, of which a host reads the mean."""
+        if call.keep is None or is_traced():
+            return
+        visible, keys = visible_mask(call), call.key.shape[2]
+        no_token = torch.zeros((), dtype=torch.bool) if call.query_mask is None else ~call.query_mask[:, None, :, None]
+        if not call.scale and not bool((visible.any(-1, keepdim=True) | no_token.to(visible.device)).all()):
+            raise UserError(
+                f"cannot observe {name}: a token sees no key, and this model then reads the mean of hidden ones; "
+                "expected masks that leave each token a key (GPT-Neo: generate without a static cache)"
+            )
+        mask = self.encoder_mask if kind == "cross" else self.token_mask
+        if mask is None or len(mask) != len(call.query):
+            return
+        mask = mask[:, first_key : first_key + keys]
+        is_padding = ~torch.nn.functional.pad(mask, (0, keys - mask.shape[1]), value=True)
+        if bool((visible & is_padding[:, None, None].to(visible.device) & ~no_token.to(visible.device)).any()):
+            raise UserError(
+                f"cannot observe padding in {name}: its tokens attend to padding; leave it out, one sequence per batch"
+            )
 
     def widen(self, batch: int) -> None:
         """Give each row of a batch the masks that were passed as those of one row, before they are read."""

@@ -231,7 +231,8 @@ class AttentionProducts:
         value, restore = reading
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)
-        return restore(dispatch(module, _make_call(softmax, value)).to(value.dtype))
+        output = dispatch(module, _make_call(softmax, value)).to(value.dtype)
+        return restore(_with_hidden_rows(output, softmax, value))
 
 
 def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
@@ -250,6 +251,21 @@ def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
         bias=scores.to(dtype).masked_fill(~keep, 0.0),
         dropout=softmax.dropout,
     )
+
+
+def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor) -> Tensor:
+    """Return an output with the host's own where it hides all keys of a query by the lowest number: a mean of values.
+
+    Such queries are padding, which a later step with a cache may read.
+    """
+    highest = softmax.scores.amax(-1, keepdim=True)
+    hides_all = (highest < torch.finfo(highest.dtype).min / 2) & highest.isfinite()
+    if not bool(hides_all.any()):
+        return output
+    weights = softmax.scores.softmax(-1)
+    if softmax.hidden is not None:
+        weights = weights.masked_fill(softmax.hidden, 0.0)
+    return torch.where(hides_all, (weights.to(value.dtype) @ value).to(output.dtype), output)
 
 
 def _read_operands(
