@@ -60,9 +60,9 @@ def test_padding_behind_which_a_cache_goes_on_is_as_without_the_block(make: Any)
 @torch.no_grad()
 def test_tokens_that_attend_to_padding_are_refused() -> None:
     """GIT takes the padding of a text for its image once a cache is filled; the columns were silently left out."""
-    with pytest.raises(UserError, match="cannot observe padding in GitModel: its tokens attend to padding"):
-        with watching(model := git(), "column_mass", verify=False):
-            padded_steps(model)
+    model, problem = git(), "cannot observe padding in GitModel: its tokens attend to padding"
+    with pytest.raises(UserError, match=problem), watching(model, "column_mass", verify=False):
+        padded_steps(model)
     model = gpt_neo()
     expected = padded_steps(model)
     with watching(model, "row_sum", verify=False) as watch:
@@ -77,6 +77,6 @@ def test_windows_of_a_static_cache_that_hide_all_keys_are_refused_or_as_without_
     expected = model.generate(ids(), **options)
     with replacing(model, "softmax"):
         assert torch.equal(model.generate(ids(), **options), expected)
-    with pytest.raises(UserError, match="cannot observe GPTNeoModel: a token sees no key"):
-        with watching(model, "row_sum", verify=False):
-            model.generate(ids(), **options)
+    problem = "cannot observe GPTNeoModel: a token sees no key"
+    with pytest.raises(UserError, match=problem), watching(model, "row_sum", verify=False):
+        model.generate(ids(), **options)

@@ -99,7 +99,7 @@ def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, in
     batch, groups, keys, _ = call.key.shape
     budget = choose_for(call.query.device, BYTES)
     heads = max(1, budget // (call.query.element_size() * num_rows * keys * call.num_key_value_groups))
-    return (min(batch, heads // groups), groups) if heads >= groups else (1, heads)
+    return (max(1, min(batch, heads // groups)), groups) if heads >= groups else (1, heads)
 
 
 def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 def is_traced() -> bool:
@@ -13,6 +14,11 @@ def is_traced() -> bool:
 def is_exported() -> bool:
     """Return whether a graph is being made that serves other sizes: by torch.export, ONNX or torch.jit.trace."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Return whether a tensor stands for others, inside a transform of `torch.func`: vmap, grad, jvp."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def break_graph(reason: str) -> None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.operator import attend, compute_output, reduce
 from regard.attention.reduction import ReductionRequest
-from regard.attention.tracing import is_traced
+from regard.attention.tracing import is_traced, is_transformed
 from regard.errors import UserError
 from regard.hooks import compressed, registration
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
@@ -210,7 +210,23 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
 
 
 def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None = None) -> Tensor:
-    """Return the output of a call, computed if it is None, and show both to the observers."""
+    """Return the output of a call, computed if it is None, and show both to the observers.
+
+    Raises:
+        UserError: It is inside a transform of `torch.func` that does not know what is computed for them.
+    """
+    try:
+        return _show_plain(module, call, present, output)
+    except RuntimeError as error:
+        if not is_transformed(call.query):
+            raise
+        raise UserError(
+            f"cannot observe {type(module).__name__} inside this transform of torch.func: expected a forward of plain "
+            "tensors, with a batch in the place of vmap, and backward() in that of grad"
+        ) from error
+
+
+def _show_plain(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None) -> Tensor:
     whole, call = call, compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []

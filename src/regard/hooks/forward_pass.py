@@ -152,23 +152,28 @@ class ForwardContext:
         at_keys = None if positions is None else _fit(positions, call.key.shape[2])
         return replace(call, starts=self.encoder_starts, key_positions=at_keys)
 
-    def check_seen(self, call: AttentionCall, kind: str, first_key: int, name: str) -> None:
-        """Raise a UserError if a token attends to padding, or to hidden keys alone, of which a host reads the mean."""
-        if call.keep is None or is_traced():
+    def check_seen(self, call: AttentionCall, kind: str, first_key: int, name: str, *, is_first: bool) -> None:
+        """Raise a UserError if a token attends to padding, or to hidden keys alone, of which a host reads the mean.
+
+        Layers that multiply matrices themselves may differ in their masks; of others the first of a forward is read.
+        """
+        mask = self.encoder_mask if kind == "cross" else self.token_mask
+        is_told = call.keep is None and (mask is None or call.key_mask is not None)
+        if is_told or is_traced() or (call.scale and not is_first):
             return
         visible, keys = visible_mask(call), call.key.shape[2]
-        no_token = torch.zeros((), dtype=torch.bool) if call.query_mask is None else ~call.query_mask[:, None, :, None]
-        if not call.scale and not bool((visible.any(-1, keepdim=True) | no_token.to(visible.device)).all()):
+        is_token = visible.new_ones(1, 1) if call.query_mask is None else call.query_mask.to(visible.device)
+        is_token = is_token[:, None, :, None]
+        if not call.scale and not bool((visible.any(-1, keepdim=True) | ~is_token).all()):
             raise UserError(
                 f"cannot observe {name}: a token sees no key, and this model then reads the mean of hidden ones; "
                 "expected masks that leave each token a key (GPT-Neo: generate without a static cache)"
             )
-        mask = self.encoder_mask if kind == "cross" else self.token_mask
         if mask is None or len(mask) != len(call.query):
             return
-        mask = mask[:, first_key : first_key + keys]
+        mask = mask[:, first_key : first_key + keys].to(visible.device)
         is_padding = ~torch.nn.functional.pad(mask, (0, keys - mask.shape[1]), value=True)
-        if bool((visible & is_padding[:, None, None].to(visible.device) & ~no_token.to(visible.device)).any()):
+        if bool((visible & is_padding[:, None, None] & is_token).any()):
             raise UserError(
                 f"cannot observe padding in {name}: its tokens attend to padding; leave it out, one sequence per batch"
             )

@@ -291,7 +291,7 @@ class Watch(Observer, Readings):
         call = replace(call, query_mask=query_mask)
         dropped, keys = sequences.find_keys(kind, call)
         call = forward.place_across(call) if kind == "cross" else forward.place(call, dropped)
-        forward.check_seen(call, kind, dropped, sequences.name)
+        forward.check_seen(call, kind, dropped, sequences.name, is_first=is_first)
         is_whole = kind == "self" and not dropped and keys == call.key.shape[2]
         self._is_kept = is_whole and self._can_keep(forward, position, call)
         may_join = self._wanted.join_calls and not self._is_kept and not position.is_repeat

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
+from regard.attention.tracing import is_transformed
 from regard.errors import UserError
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
@@ -260,7 +261,7 @@ def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor) -> Tenso
     """
     highest = softmax.scores.amax(-1, keepdim=True)
     hides_all = (highest < torch.finfo(highest.dtype).min / 2) & highest.isfinite()
-    if not bool(hides_all.any()):
+    if not is_transformed(hides_all) and not bool(hides_all.any()):
         return output
     weights = softmax.scores.softmax(-1)
     if softmax.hidden is not None:

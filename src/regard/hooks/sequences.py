@@ -298,7 +298,7 @@ class Sequences:
         There is nothing if the last forward failed, and a batch a sample if layers were called for one after another.
         """
         batches: list[list[Observation]] = []
-        if self.forward is None and self._layers and self._length:
+        if self.forward is None and self._layers and self._length and self._batch:
             for layer in (layer for parts in self._layers.values() for layer in parts):
                 self._reduce_kept_hidden(layer, self._length)
             for length, layers in self._batches(num_first_keys):

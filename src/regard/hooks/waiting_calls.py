@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.attention.call import QKV, AttentionCall, map_fields
 from regard.attention.device_choice import choose_for
+from regard.attention.tracing import is_transformed
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.layer_copies import LayerCopies
 
@@ -119,8 +120,8 @@ def may_wait(call: AttentionCall) -> bool:
     """Return whether a call is so small that it should wait, and can be a part of one with other layers' calls."""
     batch, heads, queries, _ = call.query.shape
     options = (call.bias, call.sink, call.operation, call.constant, call.query_positions, call.key_positions)
-    if any(option is not None for option in options) or any(mask.is_inference() for mask in _masks(call)):
-        return False  # nobody can tell whether a mask of inference mode is written to
+    if any(option is not None for option in options) or any(map(_is_untold, _masks(call))):
+        return False
     device = call.query.device
     is_small = batch * heads * queries * call.key.shape[2] <= choose_for(device, MAX_PAIRS)
     return is_small and 4 * _num_bytes(call) <= choose_for(device, MAX_BYTES)
@@ -128,6 +129,11 @@ def may_wait(call: AttentionCall) -> bool:
 
 def _masks(call: AttentionCall) -> list[Tensor]:
     return [mask for name in MASKS if (mask := getattr(call, name)) is not None]
+
+
+def _is_untold(mask: Tensor) -> bool:
+    """Return whether nobody can tell if a mask is written to: in inference mode, or a transform of torch.func."""
+    return mask.is_inference() or is_transformed(mask)
 
 
 def _num_bytes(call: AttentionCall) -> int:
