@@ -12,12 +12,12 @@ from regard.hooks import replacing, watching
 from tests.named_cache import behind, cache_of
 
 SIZES: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
-TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TOKENS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def gpt_neo() -> Any:
     torch.manual_seed(0)
-    sizes = {"num_layers": 2, "num_heads": 2, "window_size": 5, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "window_size": 5, "max_position_embeddings": 64}
     config = tf.GPTNeoConfig(**SIZES, **TOKENS, **sizes, attention_types=[[["global", "local"], 1]])
     model = tf.GPTNeoForCausalLM(config).eval()
     model.generation_config.eos_token_id = None
@@ -26,7 +26,7 @@ def gpt_neo() -> Any:
 
 def git() -> Any:
     torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64}
     vision = SIZES | sizes | {"image_size": 16, "patch_size": 8}
     del vision["vocab_size"], vision["max_position_embeddings"]
     return tf.GitForCausalLM(tf.GitConfig(**SIZES, **TOKENS, **sizes, vision_config=vision)).eval()
@@ -38,7 +38,9 @@ def ids(rows: int = 2, tokens: int = 9) -> Tensor:
 
 def padded_steps(model: Any) -> list[Tensor]:
     """Return the logits of a prompt, of which one row begins with padding, and of two steps behind it."""
-    texts, mask, cache, outputs = ids(tokens=11), torch.ones(2, 11, dtype=torch.long), {}, []
+    texts, mask = ids(tokens=11), torch.ones(2, 11, dtype=torch.long)
+    cache: dict[str, Any] = {}
+    outputs = []
     mask[1, :4] = 0
     for start, end in ((0, 9), (9, 10), (10, 11)):
         output = model(texts[:, start:end], attention_mask=mask[:, :end], use_cache=True, **cache)

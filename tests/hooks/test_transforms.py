@@ -21,7 +21,12 @@ SIZES: dict[str, Any] = {
 def mistral() -> Any:
     """A model whose mask of pairs is a tensor, because of its window."""
     torch.manual_seed(0)
-    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 4}
+    sizes: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "sliding_window": 4,
+    }
     return tf.MistralForCausalLM(tf.MistralConfig(**SIZES, **sizes)).eval()
 
 
@@ -62,7 +67,7 @@ def test_a_map_over_rows_is_refused_in_one_line(mistral: Any) -> None:
 def test_a_batch_of_no_rows_has_no_samples() -> None:
     """GPT-Neo can read it; its matrices were cut into parts of no rows."""
     torch.manual_seed(0)
-    sizes = {"num_layers": 2, "num_heads": 2, "window_size": 5, "max_position_embeddings": 64}
+    sizes: dict[str, Any] = {"num_layers": 2, "num_heads": 2, "window_size": 5, "max_position_embeddings": 64}
     config = tf.GPTNeoConfig(**SIZES, **sizes, attention_types=[[["global", "local"], 1]])
     model = tf.GPTNeoForCausalLM(config).eval()
     with watching(model, verify=False) as watch:
