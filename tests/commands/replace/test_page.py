@@ -415,6 +415,9 @@ def test_a_task_that_loses_nothing_without_attention_shows_nothing() -> None:
         scores.loc[scores["constants"] == "zeros", "score"] = 2.0
         text = " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())
         assert f"{told}: this task does not show what its heads do." in text
+        scores["score"] = 0.0  # as Matthews' correlation of one answer alone: no drop is known
+        text = " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())
+        assert f"{told}: this task does not show what its heads do." in text
     scores = replaced_run.scores(("average", "zeros"))
     scores.loc[(scores["constants"] == "zeros") & (scores["task"] == "sst2"), "score"] = 2.0
     text = " ".join(terminal(scores, *TABLES[1:3], replaced_run.record()).split())

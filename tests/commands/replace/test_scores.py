@@ -106,6 +106,24 @@ def test_drops_without_a_measure_of_size_are_null() -> None:
         assert relative_drop(scores)["drop"].isna().all()
 
 
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_drops_of_an_original_score_of_0_have_no_interval(seeds: int) -> None:
+    """Such as Matthews' correlation of one answer alone; other rows keep theirs."""
+    rows = []
+    for task, original in (("a", 0.0), ("b", 0.8)):
+        for seed in range(seeds):
+            key = {**KEY, "task": task, "metric": "mcc", "seed": seed}
+            of_original = {"constants": "none", "rank_heads_by": "none", "dynamic_fraction": 1.0, "score": original}
+            of_zeros = {"constants": "zeros", "rank_heads_by": "none", "dynamic_fraction": 0.0, "score": 0.2}
+            rows += [{**key, **of_original}, {**key, **of_zeros}]
+    scores = pd.DataFrame(rows)
+    drops = relative_drop(scores)
+    undefined = drop_interval(scores, drops[drops["task"] == "a"])
+    assert math.isnan(undefined.mean)
+    assert math.isnan(undefined.ci_low)
+    assert drop_interval(scores, drops).mean == pytest.approx(75)
+
+
 def test_every_curve_begins_at_the_untouched_model() -> None:
     scores = replaced_run.scores()
     found = curves(scores)

@@ -92,9 +92,12 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
 
     The original model and the replaced one are paired by seed; the drops are in the rows' unit. With one seed the
     interval is over parts of a text, where that is known. Of a mean over rows it is as if they went together: models
-    that read one text lose at the same parts.
+    that read one text lose at the same parts. Rows without a drop are left out; without any row all is NaN.
     """
     by_row, over_parts = [], []
+    rows = rows[rows["drop"].notna()]
+    if rows.empty:
+        return t_interval([])
     by_seed, widths = scores.set_index("seed")["score"], _widths(scores, "drop_half_width").to_numpy()
     places, is_original = scores.groupby(KEYS, sort=False).indices, scores["dynamic_fraction"].to_numpy() == 1
     originals, places_of_originals = by_seed[is_original], scores[is_original].groupby(GROUP, sort=False).indices

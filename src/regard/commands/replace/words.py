@@ -110,7 +110,8 @@ def _write_zeros(outcome: Outcome) -> str:
     drops = outcome.drops
     rows = drops[(drops["constants"] == ZEROS) & (drops["dynamic_fraction"] == 0)].drop_duplicates(GROUP)
     lows = [drop_bounds(outcome, rows.loc[[index]])[0] for index in rows.index]
-    lows = [mean if math.isnan(low) else low for low, mean in zip(lows, rows["drop"], strict=True)]
+    differences = rows["drop"].fillna(rows["original"] - rows["score"])  # no drop is known of an original score of 0
+    lows = [mean if math.isnan(low) else low for low, mean in zip(lows, differences, strict=True)]
     kept = [(str(row.model), str(row.task)) for row, low in zip(rows.itertuples(), lows, strict=True) if low <= 0]
     if not kept or outcome.constants == ZEROS:
         return ""
