@@ -134,7 +134,7 @@ def test_settings_that_do_not_fit(tmp_path: Path, settings: dict[str, Any], mess
 def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     """As pandas writes a column of whole numbers with a gap."""
     rows = [{"text": f"x {number}", "label": float(number % 2)} for number in range(10)]
-    gaps = [{"text": "gap 1", "label": float("nan")}, {"text": "gap 2", "label": ""}, {"text": "gap 3"}]
+    gaps = [{"text": "gap 1", "label": float("nan")}, {"text": "gap 2", "label": "NaN"}, {"text": "gap 3"}]
     path, whole = jsonl(tmp_path / "a.jsonl", [*gaps, *rows]), jsonl(tmp_path / "b.jsonl", rows)
     with pytest.warns(UserWarning, match=r"task: .*a.jsonl: 3 of 13 rows have nothing in the column 'label' and are"):
         task = read_task(path)

@@ -342,6 +342,22 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path, suffix: str)
         assert said == f"stream: expected a string or a whole number as label in {path}, line 4, got ''"
 
 
+@pytest.mark.parametrize("mark", ["NaN", "NA", "<NA>", "null"])
+def test_marks_of_no_number_are_no_class_among_numbers(tmp_path: Path, mark: str) -> None:
+    """As R and pandas write a gap in a column of numbers; among words they may be a class."""
+    rows = [*records("a"), *records("b")]
+    numbered = [{**row, "label": ["no", "yes"].index(row["label"])} if row["task"] == "a" else row for row in rows]
+    gaps: Records = [{"task": "a", "text": f"gap {at}", "label": mark} for at in range(3)]
+    stream, warning = told(write(tmp_path / "mine.csv", [*gaps, *numbered]), seed=3)
+    assert "3 of 43 rows have nothing in the column 'label'" in warning
+    whole = read_stream(write(tmp_path / "whole.csv", numbered), seed=3)
+    assert [task.sha256 for task in stream.tasks] == [task.sha256 for task in whole.tasks]
+    words = write(tmp_path / "words.csv", [*gaps, *rows])
+    with pytest.warns(UserWarning, match=f"have the label '{mark}', as many tables mark rows without one: it is"):
+        (task, _) = cast(list[ClassificationTask], list(read_stream(words, order="0-1").tasks))
+    assert mark in task.labels
+
+
 def test_rows_without_a_text_are_left_out_and_told(tmp_path: Path) -> None:
     """One warning counts rows without a text and without a label; what is left is read as if they were not there."""
     rows = records("a") + records("b")

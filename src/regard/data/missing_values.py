@@ -17,6 +17,35 @@ MINUS_ONE = "minus_one"
 LEFT_OUT = "left_out"
 """Key of the metadata of a stream, or of a task's data: how many rows were left out."""
 
+_NO_NUMBER = frozenset({"nan", "na", "n/a", "<na>", "#n/a", "null", "none"})
+"""How programs write a cell that has no number, in lower case: pandas, R, spreadsheets."""
+
+
+def blank_no_numbers(
+    records: Sequence[tuple[int, dict[str, Any]]], label: str, place: object, option: str
+) -> list[tuple[int, dict[str, Any]]]:
+    """Return the rows of a table without labels as NaN and NA in tasks whose other labels are numbers.
+
+    Among words these are classes, with a warning but for "none", which many tasks have.
+    """
+    found: dict[str, list[int]] = {}
+    for index, (_, values) in enumerate(records):
+        if isinstance(name := values.get(label), str) and name.strip().lower() in _NO_NUMBER:
+            found.setdefault(str(values.get("task")).strip(), []).append(index)
+    blank: set[int] = set()
+    for task, indices in found.items():
+        of_task = (values.get(label) for _, values in records if str(values.get("task")).strip() == task)
+        names = {str(name).strip() for name in of_task if not is_nothing(name)}
+        words = sorted(name for name in names if name.lower() in _NO_NUMBER)
+        if len(names) > len(words) and all(map(NUMBER.fullmatch, names.difference(words))):
+            blank.update(indices)
+        elif told := [name for name in words if name.lower() != "none"]:
+            means = "as many tables mark rows without one: it is taken as a class; an empty cell is none"
+            warn_user(f"{option}: rows of {place} have the label {told[0]!r}, {means}")
+    return [
+        (line, {**values, label: None} if index in blank else values) for index, (line, values) in enumerate(records)
+    ]
+
 
 def find_complete(
     rows: Sequence[tuple[Mapping[str, Any], str]],

@@ -19,7 +19,7 @@ from typing import IO, Any, NamedTuple, cast
 import pyarrow
 import pyarrow.parquet
 
-from regard.data.missing_values import MissingValues, find_complete, is_minus_one, undo_float
+from regard.data.missing_values import MissingValues, blank_no_numbers, find_complete, is_minus_one, undo_float
 from regard.data.rows import NUMBER, WHOLE
 from regard.errors import UserError, warn_user
 
@@ -81,7 +81,7 @@ def read_table(
     """
     unit = row_unit(path)
     records = list(_read_tsv(path, option, columns.header) if columns.header else read_records(path, option))
-    kept = records
+    kept = records = records if missing_values is None else blank_no_numbers(records, columns.label, path, option)
     if missing_values in ("skip", "skip-minus-one"):
         places = [(values, f"{unit} {line}") for line, values in records]
         is_mark = missing_values == "skip-minus-one"

@@ -11,6 +11,7 @@ from regard.data.benchmarks import LONG_SEQUENCE, TaskType
 from regard.data.instructions import format_prompt
 from regard.data.missing_values import (
     MissingValues,
+    blank_no_numbers,
     find_complete,
     find_gaps,
     is_doubtful,
@@ -328,7 +329,7 @@ def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRo
 
 def _read_records(path: Path) -> list[_Record]:
     unit = tables.row_unit(path)
-    records = tables.read_records(path, tables.STREAM)
+    records = blank_no_numbers(list(tables.read_records(path, tables.STREAM)), "label", path, tables.STREAM)
     rows = [_Record(values, f"{path}, {unit} {number}") for number, values in records]
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
