@@ -13,7 +13,7 @@ import pytest
 
 from regard.errors import UserError
 from regard.runs.launchers import Job, JobEvent, JobResult, Local, Ray, run_jobs
-from regard.runs.launchers.jobs import cores
+from regard.runs.launchers.jobs import cores, share_cores
 from tests.commands.sweep.sweeping import alive, counted, processes, until
 
 ROOT = Path(__file__).parents[2]
@@ -108,8 +108,22 @@ def test_machines_that_go_away_are_not_counted_as_failures_up_to_a_limit(
     assert (engine.started, found) == (started, {"a": "lost" if times > 20 else "broken"})
 
 
-def test_so_many_are_at_work_at_once_and_share_the_cores(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "environment,threads", [(None, 4), ("1", 1), ("3", 3), ("16", 4), ("0", 4), ("4,2", 4), ("", 4)]
+)
+def test_no_job_has_more_threads_than_the_environment_says(
+    environment: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(9), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if environment is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", environment)
+    assert share_cores(2) == threads
+
+
+def test_so_many_are_at_work_at_once_and_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each waits until it has seen another one; the third begins when one of the two is gone."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
     code = (
         "import os, time, pathlib; me = pathlib.Path({!r}); me.write_text(os.environ['OMP_NUM_THREADS'])\n"
         "while len(list(pathlib.Path().glob('*.at'))) < 2: time.sleep(.01)\n"

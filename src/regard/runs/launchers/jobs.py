@@ -123,6 +123,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def share_cores(workers: int) -> int:
+    """Return the threads of each of several jobs at once: a share of the cores, or OMP_NUM_THREADS if that is less."""
+    share = max(1, cores() // workers)
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return min(share, int(wanted)) if wanted.isdecimal() and int(wanted) else share
+
+
 def check_workers(workers: int | None) -> None:
     """Raise UserError for fewer than one worker."""
     if workers is not None and workers < 1:
@@ -163,7 +170,7 @@ class Local:
         if self._free:
             self._device[job.key] = self._free.pop(0)
             environment = {"CUDA_VISIBLE_DEVICES": self._device[job.key]}
-        self._running[job.key] = start_job(job, max(1, cores() // self.workers), environment)
+        self._running[job.key] = start_job(job, share_cores(self.workers), environment)
 
     def ended(self) -> list[JobResult]:
         while not (results := [ended for job in self._running.values() if (ended := job.ended()) is not None]):

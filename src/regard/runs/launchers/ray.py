@@ -12,7 +12,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from regard.errors import UserError, describe_error, warn_user
-from regard.runs.launchers.jobs import NO_GPU, TERMINATE_TIMEOUT, Job, JobResult, check_workers, cores, run_job
+from regard.runs.launchers.jobs import (
+    NO_GPU,
+    TERMINATE_TIMEOUT,
+    Job,
+    JobResult,
+    check_workers,
+    cores,
+    run_job,
+    share_cores,
+)
 
 _STORE = 100 * 2**20  # bytes of the object store of an own cluster: only names and exit codes pass through it
 
@@ -45,7 +54,7 @@ class Ray:
             raise UserError("launcher: ray is not installed; pip install 'regard[sweep]', or choose local") from None
         self._ray: Any = ray
         self._address, self._workers, self._gpus = address, workers, gpus
-        self._threads = 1 if address or workers is None else max(1, cores() // workers)
+        self._threads = 1 if address or workers is None else share_cores(workers)
         self._keys: dict[Any, str] = {}
         self._ours = False
         self._around = ExitStack()
