@@ -30,6 +30,18 @@ class Counting:
         return self.tokenizer(text, **options)
 
 
+@pytest.mark.parametrize("known,told", [(17, True), (19, False)])
+def test_many_unknown_tokens_are_told(known: int, told: bool, encoder: Any, words: Words) -> None:
+    """As of Chinese read by a tokenizer of English: two of 19, or of 21, tokens are unknown."""
+    text = f"never {words(0, known)} seen"
+    length = known + 4
+    if told:
+        with pytest.warns(UserWarning, match=r"texts: 11% of the tokens are \[UNK\], which stands for whatever"):
+            make_text_windows([text], encoder, length=length, samples=1)
+    else:
+        make_text_windows([text], encoder, length=length, samples=1)
+
+
 def test_an_encoder_has_its_frame_in_every_window(encoder: Any, words: Words) -> None:
     found = make_text_windows([words(0, 7)], encoder, length=5, samples=2)
     # Content is 5 - 2 = 3 tokens a window, so w0 w1 w2 and w3 w4 w5; w6 is left over.

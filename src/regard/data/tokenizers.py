@@ -149,6 +149,19 @@ def warn_of_written(texts: Iterable[str], tokenizer: Any) -> None:
     written.tell()
 
 
+MANY_UNKNOWN = 0.1
+"""Share of the unknown token from which it is told: in texts that the tokenizer was made for it is seldom."""
+
+
+def warn_of_unknown(rows: Sequence[Sequence[int]], tokenizer: Any) -> None:
+    """Warn if many tokens of texts are the one that stands for whatever the tokenizer does not know."""
+    unknown, number = tokenizer.unk_token_id, sum(map(len, rows))
+    found = 0 if unknown is None else sum(list(row).count(unknown) for row in rows)
+    if found and found >= MANY_UNKNOWN * number:
+        told = f"{found / number:.0%} of the tokens are {tokenizer.unk_token}"
+        warn_user(f"texts: {told}, which stands for whatever this model's tokenizer does not know")
+
+
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
     """Return the ids of all tokens that are not special, ascending."""
     ids = sorted(set(tokenizer.get_vocab().values()) - special_tokens(tokenizer))
