@@ -1,0 +1,110 @@
+"""Pre-scaling where accuracy has room to rise: fewer rows, and a stream whose labels are alike.
+
+    python -m experiments.prescale.room --data DIR [--streams stdlib-split,db-split] [--work DIR]
+
+On the streams of `experiments.prescale.run` probing first reaches what learning all tasks at once reaches, and scaling
+can add nothing. Here `stdlib-split` has 8 and `db-split` 4 training rows a class, in as many steps a task as 60 have
+there, and `sentiment` is the four tasks of Long Sequence that ask for the mood of a text, whose labels are alike, with
+60 rows a class and 64 tokens a text. At most 200 test rows a task; all else as there. The seed draws rows, and but for
+`sentiment` the order. Finished runs are kept in `--work` and not made again; all take two hours on one core.
+
+Rule, fixed before the runs, for each stream: with D the 95 % interval (Student's t, paired by seed) of accuracy after
+the last task, each text among the classes of its own task (TIL), with pre-scaling minus that of probing first:
+pre-scaling *adds* if all of D is above 0, *takes* if all of D is below 0, *adds less than a point* if all of D is below
+1; else it *cannot be told*. A stream where probing reaches 97 or more on average has no room and decides nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments.common.runs import Case, final_scores, make_missing
+from experiments.methods.run import MOODS, SENTIMENT
+from experiments.prescale.run import TRAIN, budget
+from experiments.sapt import run as sapt
+from regard.continual.methods import method_named
+from regard.continual.run import make_learner, run_stream
+from regard.continual.training_phase import TrainingBudget
+from regard.data.stream import Stream
+from regard.data.streams import read_stream
+from regard.models.pretrained import Loaded, load
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
+
+METHODS = ("finetune", "probe-finetune", "prescale")
+ROWS: Mapping[str, int] = {"stdlib-split": 8, "db-split": 4, SENTIMENT: TRAIN}
+"""Training rows a class, by stream."""
+SEEDS = (508, 39, 123, 4536, 67, 1)
+EVALUATED, STEPS = 200, 24
+
+
+def read_rows(stream: str, seed: int, data: str) -> Stream:
+    """Read a stream with its number of rows."""
+    rows: dict[str, Any] = {"samples_per_class": ROWS[stream], "max_eval_samples": EVALUATED, "seed": seed}
+    if stream != SENTIMENT:
+        return read_stream(stream, data, order="random", **rows)
+    what: dict[str, Any] = {"task_type": "classification", "missing_tasks": "skip", "instructions": False}
+    found = read_stream(sapt.STREAM, data, order=sapt.ORDERS[0], **what, **rows)
+    tasks = tuple(task for task in found.tasks if task.name in MOODS)
+    return dataclasses.replace(found, name=SENTIMENT, tasks=tasks, order=tuple(range(len(tasks))))
+
+
+def choose_budget(stream: str) -> TrainingBudget:
+    """Return the training budget; where a batch holds all rows of a task, an epoch is one step."""
+    if stream == SENTIMENT:
+        return dataclasses.replace(budget(stream), length=64)
+    return dataclasses.replace(budget(stream), num_epochs=STEPS, num_probing_epochs=STEPS)
+
+
+def make_run(stream: str, name: str, seed: int, loaded: Loaded, data: str) -> dict[str, Any]:
+    """Run a method and return the content of its file."""
+    start = time.process_time()
+    method_class = method_named(name)
+    method = method_class(method_class.Config.parse({}))
+    tasks = read_rows(stream, seed, data)
+    run = run_stream(make_learner(tasks, method, loaded, choose_budget(stream), seed=seed), method)
+    return {
+        **{"stream": stream, "method": name, "seed": seed},
+        **final_scores(pd.DataFrame(run.rows["matrix"])),
+        **{"cpu_seconds": time.process_time() - start, "regard": VERSION, "versions": library_versions()},
+    }
+
+
+def run_path(work: Path, stream: str, method: str, seed: int) -> Path:
+    """Return the file of a run."""
+    return work / stream / f"{method}-{seed}.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Make the missing runs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder of published files")
+    parser.add_argument("--streams", default=",".join(ROWS))
+    parser.add_argument("--work", type=Path, default=Path("runs") / "room")
+    options = parser.parse_args(arguments)
+
+    def cases() -> Iterator[Case]:
+        loaded = load("minilm")
+        for seed, stream, method in product(SEEDS, options.streams.split(","), METHODS):
+            path = run_path(options.work, stream, method, seed)
+            yield Case(path, partial(make_run, stream, method, seed, loaded, options.data), _describe)
+
+    make_missing(cases)
+
+
+def _describe(run: Mapping[str, Any]) -> str:
+    name = f"{run['stream']}, {run['method']}, seed {run['seed']}"
+    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}, {run['cpu_seconds']:.0f} s"
+
+
+if __name__ == "__main__":
+    main()
