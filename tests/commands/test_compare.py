@@ -26,6 +26,7 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
 from regard.commands.pretrain.result import PretrainResult, final_metrics
 from regard.commands.replace.result import ReplaceResult
+from regard.data.user_tasks import read_user_tasks
 from regard.report.labels import number
 from tests.commands.learn.learn_runs import FIELDS
 from tests.commands.pretrain import pretrain_run
@@ -257,6 +258,21 @@ def test_rows_that_another_seed_draws_are_told_by_the_seed_alone() -> None:
     other = _learnt((1,))
     other.metadata["stream"]["tasks"][0]["sha256"]["train"] = "f" * 64
     assert len(compare_settings({"a": _learnt((1,)), "b": other})) == 1, "the same seed draws other rows: another file"
+
+
+def test_a_table_that_was_edited_is_told_beside_another_seed(tmp_path: Path) -> None:
+    path, runs = tmp_path / "rows.csv", {}
+    for seed, word in ((1, "red"), (2, "blue")):
+        path.write_text(
+            "task,text,label\n" + "".join(f"rows,{word} {row},{row % 2}\n" for row in range(12)), encoding="utf-8"
+        )
+        (task,) = read_user_tasks(path, seed)
+        record = {"tasks": [{"name": task.name, "source": task.source}]}
+        runs[word] = SimpleNamespace(metadata={"runs": [{"seed": seed}], "stream": record}, command="learn")
+    assert set(compare_settings(runs)["setting"]) == {"seed", "stream.tasks.rows.source"}
+    runs["blue"].metadata["stream"] = {"tasks": [{"name": "rows", "source": read_user_tasks(path, 3)[0].source}]}
+    runs["red"].metadata["stream"] = {"tasks": [{"name": "rows", "source": read_user_tasks(path, 4)[0].source}]}
+    assert compare_settings(runs)["setting"].tolist() == ["seed"]
 
 
 def test_a_task_may_be_called_as_a_hash() -> None:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from regard.data import read_stream
+from regard.data.files import describe_file
 from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import LabeledRow, RawTask
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
@@ -457,7 +458,8 @@ def test_minus_one_that_no_training_row_has_is_no_label(tmp_path: Path) -> None:
     assert "'a/-1'" in message_of(write(tmp_path / "mine.jsonl", [*negative, *labeled(3, -1, split="test")]))
     path = write(tmp_path / "mine.jsonl", [*rows[:10], *labeled(3, -1, split="test")])
     with pytest.warns(UserWarning, match="3 of 13 rows have -1"):
-        assert message_of(path).endswith("got none (" + f"{path}, 3 rows of the task have no label or no text)")
+        said = message_of(path)
+    assert said.endswith(f"got none ({describe_file(path)}, 3 rows of the task have no label or no text)")
 
 
 def test_minus_one_in_a_folder(tmp_path: Path) -> None:

@@ -64,3 +64,8 @@ def hash_path(path: Path) -> str:
         return hash_files([path])
     contents = {file.relative_to(path).as_posix(): hash_files([file]) for file in list_files(path)}
     return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
+
+
+def describe_file(path: Path) -> str:
+    """Return a path and what tells its content from another, for the record of data that a seed draws from it."""
+    return f"{path}, sha256 {hash_path(path)[:12]}"

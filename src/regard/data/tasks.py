@@ -9,6 +9,7 @@ from typing import get_args
 
 from regard.data import tables
 from regard.data.examples import Examples, Task, TaskKind
+from regard.data.files import describe_file
 from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.missing_values import MissingValues, is_doubtful, is_minus_one, marks_none, warn_of_class
 from regard.data.names_alike import warn_of_names_alike
@@ -221,7 +222,7 @@ def _read_user_table(
         for part in (False, True)
     )
     rest = replace(rest, left_out=0)  # which were counted in the other
-    return train, rest, f"{path}, {len(rest.rows)} rows held out with seed {seed}"
+    return train, rest, f"{describe_file(path)}, {len(rest.rows)} rows held out with seed {seed}"
 
 
 def _hold_out(rows: Sequence[tables.TableRow], seed: int) -> set[int]:

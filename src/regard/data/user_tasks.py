@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
+from regard.data.files import describe_file
 from regard.data.instructions import format_prompt
 from regard.data.missing_values import (
     MissingValues,
@@ -117,7 +118,7 @@ def read_user_tasks(
     if lost := next((name for name in left_out if name and name not in tasks), None):
         expected = f"expected rows with a text and a label of the task {lost!r} in {path}"
         raise UserError(f"stream: {expected}, none of {left_out[lost]} has both")
-    source = str(path)
+    source = describe_file(path)
     if not has_splits:
         dev_share, test_share = (f"{fraction:.0%}" for fraction in USER_FRACTIONS)
         source += f", {dev_share} (dev) and {test_share} (test) of each class drawn with seed {seed}"
@@ -222,7 +223,7 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         _make_task(
             name,
             {split: _read_rows(complete[file], columns, file) for split, file in files.items()},
-            str(path / name),
+            describe_file(path / name),
             columns,
             left_out=sum(len(records[file]) - len(complete[file]) for file in files.values()),
         )

@@ -42,7 +42,7 @@ GAP, MIN_WORD = 2, 12
 """Blanks between the columns of a table, and letters of a word that are always shown."""
 _HASH_NAME = re.compile(r"(.*)\.(?:digest|\w*sha256(?:\.\w+)?)")
 """How the path of a hash ends, perhaps with the rows that it is of; tasks may be called as they like."""
-_SPLIT_SEED = re.compile(r" drawn with seed \d+")
+_SPLIT_SEED = re.compile(r" (drawn|held out) with seed \d+")
 """How a task's source names the seed of its parts."""
 HASH = 12
 """Characters shown of a hash, which has at least thrice as many."""
