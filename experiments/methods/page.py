@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from experiments.common.claims import DASH, format_interval
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
-from experiments.common.run_table import RunTable
+from experiments.common.run_table import MethodTable
 from experiments.methods.run import CANDIDATE, LENGTH, METHODS, MOODS, PRESENT, SEEDS, STREAMS
 from regard.commands.learn.config import LearnConfig
 from regard.runs.intervals import t_interval
@@ -19,31 +19,16 @@ MOST_LOST = 2.0
 """Points of AP with the task known that the candidate may lose."""
 
 
-class Tables(RunTable):
+class Tables(MethodTable):
     """The runs, a line each, and the record of versions."""
 
     name, module = "methods", "experiments.methods.run"
-    columns = ("stream", "method", "seed", "AP til", "AP cil", "cpu_seconds")
-    floats = ("AP til", "AP cil", "cpu_seconds")
-
-    @classmethod
-    def place(cls, run: Mapping[str, Any]) -> tuple[Any, ...]:
-        return STREAMS.index(run["stream"]), METHODS.index(run["method"]), SEEDS.index(run["seed"])
-
-    def of(self, stream: str, method: str, column: str) -> dict[int, float]:
-        """Return a column of the runs of a method on a stream, by seed."""
-        rows = self.runs[(self.runs["stream"] == stream) & (self.runs["method"] == method)]
-        return dict(zip(rows["seed"].astype(int), rows[column].astype(float), strict=True))
-
-    def gains(self, stream: str, column: str) -> list[float]:
-        """Return the candidate's AP minus that of the present default, by seed; nothing unless all seeds were run."""
-        new, old = self.of(stream, CANDIDATE, column), self.of(stream, PRESENT, column)
-        return [new[seed] - old[seed] for seed in SEEDS] if set(new) == set(old) == set(SEEDS) else []
+    streams, methods, seeds = STREAMS, METHODS, SEEDS
 
 
 def follows_rule(tables: Tables, stream: str) -> bool | None:
     """Return whether the candidate passes on a stream; None unless all seeds were run."""
-    known, all_tasks = tables.gains(stream, "AP til"), tables.gains(stream, "AP cil")
+    known, all_tasks = (tables.gains(stream, CANDIDATE, PRESENT, column) for column in ("AP til", "AP cil"))
     if not known:
         return None
     return t_interval(all_tasks).ci_low > 0 and sum(known) / len(known) >= -MOST_LOST
@@ -51,7 +36,7 @@ def follows_rule(tables: Tables, stream: str) -> bool | None:
 
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
     """Return the page."""
-    scores, gains = score_table(tables), gain_table(tables)
+    scores, gains = tables.score_table("methods-means"), gain_table(tables)
     return Page(
         "methods",
         TITLE,
@@ -101,22 +86,11 @@ def gain_table(tables: Tables) -> Table:
         passed = follows_rule(tables, stream)
         verdict = DASH if passed is None else "holds" if passed else "fails"
         cells = [
-            format_interval(t_interval(tables.gains(stream, column)), 1, signed=True) for column in ("AP cil", "AP til")
+            format_interval(t_interval(tables.gains(stream, CANDIDATE, PRESENT, column)), 1, signed=True)
+            for column in ("AP cil", "AP til")
         ]
         lines.append([f"`{stream}`", *cells, verdict])
     return Table("methods-gains", "differences by stream", ("stream", "AP CIL", "AP TIL", "rule"), lines)
-
-
-def score_table(tables: Tables) -> Table:
-    """Scores and time, by stream and method."""
-    lines = []
-    for stream in STREAMS:
-        for method in METHODS:
-            til, cil, seconds = (t_interval([*tables.of(stream, method, column).values()]) for column in tables.floats)
-            if til.n:
-                scores = [format_interval(score, 1) for score in (cil, til)]
-                lines.append([f"`{stream}`", f"`{method}`", *scores, format_interval(seconds, 0)])
-    return Table("methods-means", "means by stream and method", ("stream", "method", "AP CIL", "AP TIL", "s"), lines)
 
 
 PAPER = Paper(
