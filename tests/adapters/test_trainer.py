@@ -2,6 +2,7 @@
 
 import copy
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -137,6 +138,35 @@ def test_prompts_that_a_loss_function_hides_are_asked_for(fitted: bool, tmp_path
 
 def with_masks(table: Dataset) -> Dataset:
     return table.add_column("prompt_mask", [[int(label == -100) for label in row] for row in table["labels"]])
+
+
+def forward_of_trl(self: Any, *args: Any, labels: Tensor, **inputs: Any) -> Tensor:
+    """What TRL's trainers put in the place of `forward`: the base model reads the text, without labels."""
+    states = self.base_model(*args, **inputs).last_hidden_state[:, :-1]
+    return nn.functional.cross_entropy(self.get_output_embeddings()(states).flatten(0, 1), labels[:, 1:].flatten())
+
+
+def test_a_forward_of_a_trainers_own_routes_by_prompts() -> None:
+    adapters, batch = SharedAdapters(made("llama"), r=4), batch_of(data("llama"))
+    for seed, name in enumerate(("old", "new")):
+        adapters.add_adapter(name)
+        adapters.fit_router(name, [batch_of(data("llama", seed=seed))])
+    fill(adapters)
+    adapters.note_prompt("new", batch)
+    expected = adapters.train()(**batch).loss
+    adapters.forward = MethodType(forward_of_trl, adapters)
+    assert_close(adapters(**batch), expected)
+    assert adapters._routing.labels is None
+
+
+def test_masks_of_completions_tell_the_prompt() -> None:
+    """Rows of TRL's preferences have them in the place of labels: `GateCallback` tells the router of their prompts."""
+    adapters, batch = learner("llama"), batch_of(data("llama"))
+    masked = {**batch, "completion_mask": (batch["labels"] != -100).int(), "labels": None}
+    assert torch.equal(adapters.query_vectors(**masked), adapters.query_vectors(**batch))
+    assert not torch.equal(
+        adapters.query_vectors(**{**masked, "completion_mask": None}), adapters.query_vectors(**batch)
+    )
 
 
 def test_an_evaluation_that_hides_prompts_is_refused_or_told(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """A model with adapters for many tasks, mixed for each example by a router (after SAPT)."""
 
 import inspect
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from regard.adapters.head import written
 from regard.adapters.lora import MixedLayer, hold
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading
-from regard.adapters.options import LEARNT, LORA, check_defaults, check_numbers
+from regard.adapters.options import LEARNT, LORA, as_json, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool
 from regard.adapters.queries import StateReader, find_reader
 from regard.adapters.reflection import without
@@ -164,7 +163,7 @@ class AdapterModel(nn.Module):
             raise UserError(f"name: expected a text, got {name!r}")
         if name in self._lineages:
             raise UserError(f"name: expected a new one, got {name!r}; the adapters are {', '.join(self.adapter_names)}")
-        entry = {"order": self.added, **_as_json(lineage)}
+        entry = {"order": self.added, **as_json(lineage)}
         self.keep_in_memory()
         index = len(self.adapter_names)
         with torch.inference_mode(False):  # parameters made in inference mode can never be trained
@@ -309,6 +308,14 @@ class AdapterModel(nn.Module):
 
     # -- running ----------------------------------------------------------------------------------------
 
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Call with the labels known to the router, also where a trainer has put a `forward` of its own here.
+
+        That of TRL calls the base model, without labels.
+        """
+        with self._routing.alone(), hold(self._routing, labels=inputs.get("labels")):
+            return nn.Module.__call__(self, *args, **inputs)  # torch.compile has no super() in a block
+
     def forward(
         self, *args: Any, labels: Tensor | None = None, prompt_mask: Tensor | None = None, **inputs: Any
     ) -> Any:
@@ -374,16 +381,6 @@ def _like_forward_of(model: PreTrainedModel, adapters: AdapterModel) -> MethodTy
     given.sort(key=lambda parameter: parameter.kind is any_name)
     forward.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
     return MethodType(forward, adapters)
-
-
-def _as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
-    try:
-        entries = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"lineage: expected names with values that JSON holds, got one it does not ({error})"
-        ) from error
-    return dict(entries)
 
 
 def _check_model(model: Any, adapter_type: Any) -> None:

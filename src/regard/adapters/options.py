@@ -1,5 +1,6 @@
-"""Checks of the options of `regard.SharedAdapters` that do not depend on the model."""
+"""Checks of the arguments of `regard.SharedAdapters` that do not depend on the model."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,17 @@ def check_numbers(lora_alpha: Any, temperature: Any, dropout: Any) -> None:
             raise UserError(f"{name}: expected a number above 0, got {value!r}")
     if not (_is_number(dropout) and 0 <= dropout < 1):
         raise UserError(f"dropout: expected a number from 0 to below 1, got {dropout!r}")
+
+
+def as_json(lineage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what is known of an adapter, as JSON gives it back."""
+    try:
+        entries = json.loads(json.dumps(dict(lineage or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"lineage: expected names with values that JSON holds, got one it does not ({error})"
+        ) from error
+    return dict(entries)
 
 
 def _is_number(value: Any) -> bool:

@@ -80,6 +80,7 @@ class Routing:
         self.prompted: dict[str, bool] = {}  # whether rows of adapters have answers, by name, as far as it is known
         self._is_told = False
         self.prompt: Tensor | None = None  # mask (row, token) of the prompt, while a caller sets one
+        self.labels: Tensor | None = None  # those that the adapters were called with, while the call lasts
         self._forced: tuple[Tensor | None] | None = None
         self._forcing: threading.Thread | None = None
         self._calls: list[_Call] = []
@@ -210,7 +211,9 @@ class Routing:
             refuse_packed(packed)
             names = ", ".join(name for name, mask in masks.items() if mask is not None) or "input_ids"
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
-        labels = inputs.get("labels")
+        labels, completion = inputs.get("labels"), inputs.get("completion_mask")
+        if labels is None and isinstance(completion, Tensor) and tokens.shape == completion.shape:
+            labels = tokens.masked_fill(completion.to(tokens.device) == 0, IGNORE_INDEX)  # rows of TRL
         marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
         if marks_answer and isinstance(labels, Tensor) and labels.shape == shape:
             return self._without_answer(tokens, valid, labels)
@@ -230,7 +233,7 @@ class Routing:
     def marks_answer(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> bool:
         """Return whether labels, or a mask of the prompt, take tokens of a batch out of what is routed by."""
         known = self._valid_mask(inputs, prompt)
-        return not torch.equal(known, self._valid_mask({**inputs, "labels": None}, None))
+        return not torch.equal(known, self._valid_mask({**inputs, "labels": None, "completion_mask": None}, None))
 
     def _check_prompt(self, labels: Tensor | None) -> None:
         """Refuse to train or evaluate by the weights of prompt and answer where the router knows prompts.
@@ -324,7 +327,8 @@ class Routing:
             break_graph(WHOLE_GRAPH)
             has_several = self.num_adapters > 1  # one has weight 1 in all rows
             packed = are_packed(inputs) if has_several else None
-            inputs = {**inputs, "labels": self._calls[0].inputs.get("labels")}
+            labels = self._calls[0].inputs.get("labels")
+            inputs = {**inputs, "labels": self.labels if labels is None else labels}
             self._check_prompt(inputs["labels"])
             if has_several and inputs.get("cu_seq_lens_q") is not None:
                 refuse_packed(packed)
