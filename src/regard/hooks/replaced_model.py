@@ -18,6 +18,7 @@ from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
+from regard.hooks.direct_calls import note_calls, through_hooks
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.module_tree import unlike_layers
@@ -302,6 +303,7 @@ def _make_constant(model: Any) -> None:
             setattr(module, OVERRIDE, operation)
         for hook in hooks:
             hook.register()
+    note_calls(model)
 
 
 def _find_architecture(name: str, config_class: Any) -> Any:
@@ -365,6 +367,7 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
     config_class = type(f"{name}Config", (ReplacedConfig, original), config_members)
     members = {"__init__": __init__, "config_class": config_class, "set_attn_implementation": _refuse_attention}
     members |= {"from_pretrained": classmethod(from_pretrained), "save_pretrained": save_pretrained}
+    members["forward"] = through_hooks(base)
     members |= {"__reduce_ex__": _reduce_model, "__module__": base.__module__, "__doc__": base.__doc__}
     model_class = type(name, (base,), members)
     _CLASSES[original, architecture] = config_class, model_class

@@ -1,0 +1,95 @@
+"""Callers that take `model.forward(…)`, past the hooks of a model, as sentence-transformers does."""
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
+
+import regard
+from regard.adapters.shared import SharedAdapters
+from regard.hooks.direct_calls import _CALLS
+
+SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+LENGTH = 12
+
+
+@pytest.fixture(params=[BertModel, LlamaModel])
+def model(request: pytest.FixtureRequest) -> Any:
+    torch.manual_seed(0)
+    config = BertConfig if request.param is BertModel else LlamaConfig
+    return request.param(config(**SIZES, initializer_range=0.5, pad_token_id=0)).eval()
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    """Two rows, the second padded on the left, so that constants stand elsewhere in it."""
+    mask = torch.ones(2, LENGTH, dtype=torch.long)
+    mask[1, :5] = 0
+    ids = torch.randint(1, 50, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def states(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
+    return outputs.last_hidden_state.detach()[batch["attention_mask"].bool()]
+
+
+def test_they_are_watched(model: Any, batch: dict[str, Tensor]) -> None:
+    tables = []
+    for call in (model, lambda **inputs: model.forward(**inputs)):
+        with torch.no_grad(), regard.watching(model, ["entropy", "column_mass"]) as watch:
+            for _ in range(2):
+                call(**batch)
+        assert watch.samples == 4
+        tables.append(watch.frame())
+    assert tables[0].equals(tables[1])
+
+
+@pytest.mark.parametrize("changes", ["constants", "window"])
+def test_replaced_heads_read_their_masks(changes: str, model: Any, batch: dict[str, Tensor]) -> None:
+    given: Any = "softmax+window=4" if changes == "window" else regard.average_attention(model, [batch], LENGTH)
+    fixed = regard.replaced(model, given)
+    with torch.no_grad():
+        expected = states(fixed(**batch), batch)
+        fixed(batch["input_ids"])  # of which nothing stays
+        for one in (fixed, copy.deepcopy(fixed), pickle.loads(pickle.dumps(fixed))):  # noqa: S301
+            assert_close(states(one.forward(**batch), batch), expected)
+        with regard.replacing(model, given):
+            assert_close(states(model.forward(**batch), batch), expected)
+    assert inspect.signature(fixed.forward) == inspect.signature(model.forward)
+
+
+def test_adapters_are_mixed(model: Any, batch: dict[str, Tensor]) -> None:
+    adapters = SharedAdapters(model, r=4)
+    adapters.add_adapter("one")
+    with torch.no_grad():
+        for name, value in adapters.named_parameters():
+            if value.requires_grad and ".B." in name:
+                value.normal_()
+    expected = states(adapters(**batch), batch)
+    with adapters.use_weights(None):
+        plain = states(model.forward(**batch), batch)
+    assert not torch.allclose(plain, expected, atol=0.1)
+    for one in (adapters, copy.deepcopy(adapters)):
+        assert_close(states(one.model.forward(**batch), batch), expected)
+    assert "forward" not in vars(adapters.unload())
+    assert_close(states(model.forward(**batch), batch), plain)
+
+
+def test_a_block_leaves_nothing(model: Any, batch: dict[str, Tensor]) -> None:
+    with regard.watching(model, "entropy") as watch:
+        copied = copy.deepcopy(model)
+        copied.forward(**batch)
+        assert inspect.signature(model.forward) == inspect.signature(type(model)(model.config).forward)
+        with pytest.raises(IndexError):
+            model.forward(torch.tensor([[SIZES["vocab_size"]]]))
+        model.forward(**batch)
+    assert watch.samples == 2
+    assert "forward" not in vars(model)
+    assert not _CALLS.modules
+    assert_close(copied.forward(**batch).last_hidden_state, model.forward(**batch).last_hidden_state)
