@@ -338,7 +338,9 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
         types = sorted({type(document).__name__ for document in documents} - {"str"})
         got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
         if names is not None:
-            got = f"a {type(texts).__name__}; pass one of its columns, as texts[{_text_column(names)!r}]"
+            splits = list(names) if isinstance(names, Mapping) and names is not texts else []  # of a DatasetDict
+            columns, where = (names[splits[0]], f"texts[{splits[0]!r}]") if splits else (names, "texts")
+            got = f"a {type(texts).__name__}; pass one of its columns, as {where}[{_text_column(columns)!r}]"
         elif documents and isinstance(documents[0], Mapping):
             got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
         raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")

@@ -26,7 +26,7 @@ _CALLS = _Calls()
 
 
 @cache
-def through_hooks(module_class: type[nn.Module]) -> Callable[..., Any]:
+def through_hooks(module_class: Any) -> Callable[..., Any]:
     """Return the forward of a class, which calls the module, hooks and all, unless `note_calls` says it is called."""
     forward = module_class.forward
 

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from datasets import Dataset, DatasetDict
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -404,6 +405,11 @@ def test_the_embedded_model_on_the_default_text() -> None:
             {"texts": {"text": ["a"]}},
             "texts: expected a list of at least one document, each a string; got "
             "a dict; pass one of its columns, as texts['text']",
+        ),
+        (
+            {"texts": DatasetDict(train=Dataset.from_dict({"body": ["a"]}))},
+            "texts: expected a list of at least one document, each a string; got "
+            "a DatasetDict; pass one of its columns, as texts['train']['body']",
         ),
         (
             {"texts": ["a", None, 3]},
