@@ -338,7 +338,9 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
         types = sorted({type(document).__name__ for document in documents} - {"str"})
         got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
         if names is not None:
-            splits = list(names) if isinstance(names, Mapping) and names is not texts else []  # of a DatasetDict
+            splits = (
+                list(names) if isinstance(getattr(texts, "column_names", None), Mapping) else []
+            )  # of a DatasetDict
             columns, where = (names[splits[0]], f"texts[{splits[0]!r}]") if splits else (names, "texts")
             got = f"a {type(texts).__name__}; pass one of its columns, as {where}[{_text_column(columns)!r}]"
         elif documents and isinstance(documents[0], Mapping):

@@ -43,7 +43,8 @@ def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Mo
     """Yield such forwards as attributes to set, of modules that have none of their own."""
     for module in modules:
         if can_patch(module, FORWARD):
-            yield module, FORWARD, MethodType(through_hooks(type(module)), module)
+            module_class: Any = type(module)
+            yield module, FORWARD, MethodType(through_hooks(module_class), module)
 
 
 def set_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, MethodType]]:
