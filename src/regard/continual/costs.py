@@ -156,12 +156,11 @@ def measure_flops(learner: Learner, method: Method, batches: Batches, phase: Tra
     learner.network.train()
     first = FirstStep(learner, method, phase)
     rows, pieces = batches.rows(0), _all_pieces(batches, learner.budget.micro_batch_size)
-    autocast = torch.autocast(learner.device.type, torch.bfloat16, enabled=learner.budget.precision == "bfloat16")
     try:
         with torch.random.fork_rng(devices=[]):
             for piece in pieces:
                 part = trim_padding({name: value[piece].to(learner.device) for name, value in rows.items()})
-                with autocast:
+                with learner.autocast():
                     first.loss(learner.network, part).backward()
             first.transform_gradients(learner.network, 0)
     finally:

@@ -14,7 +14,15 @@ from torch import Tensor
 from regard.continual.learner import Learner, Row
 from regard.continual.method import MethodState
 from regard.continual.models import INDEX, LINEAGE, delta_path, read_deltas
-from regard.continual.run_state import LEARNT, collect_tensors, load_tensors, method_state, open_parameters
+from regard.continual.run_state import (
+    LEARNT,
+    collect_tensors,
+    copy_to_cpu,
+    load_tensors,
+    make_record,
+    method_state,
+    open_parameters,
+)
 from regard.errors import UserError
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_file
 from regard.runs.output_dir import read_json, write_file
@@ -25,16 +33,9 @@ KEPT, KEPT_TENSORS = "state.json", "state.safetensors"
 
 def keep_method_state(folder: Path, learner: Learner, state: MethodState, learnt: Sequence[Row]) -> None:
     """Write what a method keeps at the end of a run, and what was learnt, so that another run can go on with it."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}
-    save_file(tensors, folder / KEPT_TENSORS)
-    record = {
-        "examples": [list(example) for example in state.examples],
-        "values": state.values,
-        "trained": [name for name, parameter in learner.network.named_parameters() if parameter.requires_grad],
-        LEARNT: list(learnt),
-        "tensors": sha256_of_file(folder / KEPT_TENSORS),
-    }
-    write_file(folder / KEPT, json.dumps(seal(record)))
+    save_file(copy_to_cpu(state.tensors), folder / KEPT_TENSORS)
+    rest = {LEARNT: list(learnt), "tensors": sha256_of_file(folder / KEPT_TENSORS)}
+    write_file(folder / KEPT, json.dumps(seal(make_record(learner.network, state) | rest)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from torch.func import functional_call
 from regard.continual.adapter_network import FrozenModelNetwork
 from regard.continual.learner import Learner, Row
 from regard.continual.network import Network, as_float32
+from regard.continual.run_state import named_tensors
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner
 from regard.data.texts import PYTHON, load_python_documentation, read_texts
@@ -95,10 +96,7 @@ def _run_untaught(network: nn.Module, changed: dict[str, Tensor], rows: dict[str
 
 def _find_changed(learner: Learner) -> Iterator[tuple[str, Tensor]]:
     """Iterate over the weights and buffers of the start that are others by now, tied ones once."""
-    names: dict[Tensor, str] = {}
-    for name, value in learner.network.state_dict(keep_vars=True).items():
-        names.setdefault(value, name)
-    for value, name in names.items():
+    for name, value in named_tensors(learner.network).items():
         before = learner.start[name].to(value.device)
         if not torch.equal(before, value):
             yield name, before

@@ -168,11 +168,14 @@ class Learner:
     def seed_for(self, *names: Any) -> int:
         return int.from_bytes(hashlib.sha256("/".join(map(str, (self.seed, *names))).encode()).digest()[:6], "big")
 
+    def autocast(self) -> torch.autocast:
+        """Return a context of the budget's precision."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.budget.precision == "bfloat16")
+
     @contextmanager
     def evaluation_mode(self) -> Iterator[nn.Module]:
         """Switch the network to evaluation mode and the precision of the budget for a while."""
-        autocast = self.budget.precision == "bfloat16"
-        with eval_mode(self.network), torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
+        with eval_mode(self.network), self.autocast():
             yield self.network
 
     @contextmanager

@@ -70,16 +70,10 @@ def save(folder: Path, num_tasks: int, network: nn.Module, state: MethodState, r
         if answers:
             save_file(answers, path / ANSWERS)
         save_file(collect_tensors(network), path / NETWORK)
-        save_file({name: value.detach().cpu().contiguous() for name, value in state.tensors.items()}, path / METHOD)
+        save_file(copy_to_cpu(state.tensors), path / METHOD)
 
     _check_values(state.values)
-    record = {
-        "examples": [list(example) for example in state.examples],
-        "values": state.values,
-        "rows": rows,
-        "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
-        "answers": [] if known is None else known.record(),
-    }
+    record = make_record(network, state) | {"rows": rows, "answers": [] if known is None else known.record()}
     Snapshots(folder, name=STATE_NAME).save(num_tasks, write, record)
 
 
@@ -135,17 +129,36 @@ def open_parameters(network: nn.Module, names: Collection[str]) -> None:
             module.reopen()
 
 
+def make_record(network: nn.Module, state: MethodState) -> dict[str, Any]:
+    """Return what a method keeps beside its tensors, and which parameters train."""
+    return {
+        "examples": [list(example) for example in state.examples],
+        "values": state.values,
+        "trained": [name for name, parameter in network.named_parameters() if parameter.requires_grad],
+    }
+
+
 def method_state(record: Mapping[str, Any], tensors: dict[str, Tensor]) -> MethodState:
     """Return what a method keeps, from its record and its tensors."""
     return MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
 
 
-def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the network's weights and buffers on the CPU, tied ones once, by their first name."""
+def named_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return the network's weights and buffers, tied ones once, by their first name."""
     names: dict[Tensor, str] = {}
     for name, value in network.state_dict(keep_vars=True).items():
         names.setdefault(value, name)
-    return {name: value.detach().cpu().contiguous() for value, name in names.items()}
+    return {name: value for value, name in names.items()}
+
+
+def collect_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """Return the network's `named_tensors` on the CPU."""
+    return copy_to_cpu(named_tensors(network))
+
+
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors as a file of safetensors takes them."""
+    return {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
 
 
 @torch.no_grad()

@@ -143,11 +143,10 @@ class AGem(memory.MemoryMethod):
         count = count or learner.budget.batch_size
         items = memory.sample_memory(self.state.examples, count, seed=seed, step=step)
         reference = [torch.zeros_like(parameter) for parameter in parameters]
-        autocast = learner.budget.precision == "bfloat16"
         with isolated_rng(learner.device):
             seed_step(learner.device, seed, step, 0)
             for rows in learner.iterate_batches(items, size=learner.budget.micro_batch_size or len(items)):
-                with torch.autocast(learner.device.type, torch.bfloat16, enabled=autocast):
+                with learner.autocast():
                     loss = learner.cross_entropy(network(rows), rows) / len(items)
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
                 for total, gradient in zip(reference, gradients, strict=True):
