@@ -17,9 +17,10 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
-from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site, find_stacks, locate_modules
+from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.off_loaded import first_device, stored_tensor
+from regard.hooks.parts import select_stacks
 from regard.hooks.routing import ModuleHook, check_observable, no_attention_interface, observing
 from regard.runs.integrity import tensor_bytes
 from regard.runs.model_type import original_type
@@ -39,10 +40,7 @@ def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
         UserError: The attention of the model cannot be reached.
     """
     check_observable(model)
-    stacks = find_stacks(model)
-    if not stacks:
-        raise UserError(f"cannot observe {type(model).__name__}: it has no stack of attention layers")
-    tracer = _Tracer(stacks)
+    tracer = _Tracer(*select_stacks(model, None))
     with observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True), evaluation_mode(model):
         _run_small_forward(model)
     if not tracer.layers:
@@ -111,9 +109,9 @@ def _digest(layers: Sequence[AttentionLayer]) -> str:
 class _Tracer(Observer):
     """Notes each attention call of a forward as a layer."""
 
-    def __init__(self, stacks: Sequence[Stack]) -> None:
+    def __init__(self, stacks: Sequence[Stack], locations: dict[nn.Module, tuple[Stack, str]]) -> None:
         self.layers: list[AttentionLayer] = []
-        self.locations = locate_modules(stacks)
+        self.locations = locations
         self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
-from regard.hooks.module_tree import modules_of, named_modules_of
-from regard.hooks.modules import attention_kind
+from regard.hooks.module_tree import modules_of
+from regard.hooks.modules import attends_across
 from regard.runs.model_type import input_embeddings
 from regard.statistics import Observation
 from regard.statistics.modalities import FIRST_OF, MODALITIES
@@ -147,7 +147,6 @@ class RootTokens:
         self.ids = ids if is_ids else None
 
     def end(self, *_: Any) -> None:
-        """Forget them."""
         self.ids = None
 
     def of_stack(self, stack: nn.Module) -> Tensor | None:
@@ -155,14 +154,10 @@ class RootTokens:
         root = self.root
         if self.ids is None or root is None or stack is root:
             return None
-        is_decoder = getattr(getattr(stack, "config", None), "is_decoder", False) or _attends_across(stack)
+        is_decoder = getattr(getattr(stack, "config", None), "is_decoder", False) or attends_across(stack)
         if root.config.is_encoder_decoder and is_decoder:
             return None
         table = input_embeddings(root)
         holders = [one for one in modules_of(root) if isinstance(one, PreTrainedModel) and table in modules_of(one)]
         innermost = modules_of(holders[-1]) if holders else []  # of BART a model around the encoder
         return self.ids if stack in innermost or stack in holders else None
-
-
-def _attends_across(stack: nn.Module) -> bool:
-    return any(attention_kind(path, module) == "cross" for path, module in named_modules_of(stack))

@@ -81,7 +81,6 @@ class AttentionLayer:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Site and index."""
         return self.site, self.layer
 
 
@@ -134,8 +133,7 @@ def _split_encoder_and_decoder(path: str, module: PreTrainedModel) -> list[Stack
         ):
             return []
         stacks.append(Stack(f"{path}.{name}" if path else name, part, blocks, host=module))
-    attends = any(attention_kind(path, part) == "cross" for path, part in named_modules_of(stacks[1].module))
-    return stacks if attends else []
+    return stacks if attends_across(stacks[1].module) else []
 
 
 def locate_modules(stacks: Sequence[Stack]) -> dict[nn.Module, tuple[Stack, str]]:
@@ -250,6 +248,11 @@ def attention_kind(path: str, module: nn.Module) -> str:
     own, of_class = vars(module), hasattr(type(module), "is_cross_attention")  # a module is slow to say no
     says_cross = ("is_cross_attention" in own or of_class) and getattr(module, "is_cross_attention", False) is True
     return "cross" if says_cross or _names_cross(path) else "self"
+
+
+def attends_across(stack: nn.Module) -> bool:
+    """Return whether a part of a stack reads other tokens than its own."""
+    return any(attention_kind(path, module) == "cross" for path, module in named_modules_of(stack))
 
 
 def weighs_depth(module_class: type) -> bool:

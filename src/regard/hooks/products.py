@@ -20,18 +20,8 @@ PASSING = (
 )  # fmt: skip
 """Functions behind which weights are the same, but for dropout."""
 RETURNING = (
-    *PASSING,
-    "__get__",
-    "detach",
-    "clone",
-    "transpose",
-    "permute",
-    "squeeze",
-    "unsqueeze",
-    "einsum",
-    "size",
-    "dim",
-)
+    *PASSING, "__get__", "detach", "clone", "transpose", "permute", "squeeze", "unsqueeze", "einsum", "size", "dim",
+)  # fmt: skip
 """Functions that a model may use on weights behind their product with the values, to return them."""
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 """Names by which a module, or its config, says how many heads it has."""
@@ -77,7 +67,9 @@ class _Product:
         batch, heads = shape[:2]
         if self.letters is None:
             value = _split_heads(self.right, batch, heads)
-            return None if value is None else (value, Tensor.contiguous if weights.ndim == 4 else _join_heads)
+            if value is None:
+                return None
+            return value, Tensor.contiguous if weights.ndim == 4 else lambda tensor: tensor.flatten(0, 1)
         own, letters, output = self.letters
         other = self.right
         if weights is not self.left:
@@ -284,15 +276,10 @@ def _read_operands(
 
 
 def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
-    """Return matrices of each sample and head."""
     if tensor.ndim == 3 and len(tensor) == batch * heads:
         return tensor.unflatten(0, (batch, heads))
     is_split = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
     return tensor.expand(batch, heads, -1, -1) if is_split else None
-
-
-def _join_heads(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, 1)
 
 
 def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:

@@ -4,7 +4,7 @@ import copy
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import torch
@@ -50,17 +50,10 @@ OWN_TYPES = {"regard": "regard.models"}
 HUB_OPTIONS = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download", "proxies")
 """Options of `from_pretrained` that say where to look."""
 AUTO_CLASSES = (
-    "AutoModel",
-    "AutoModelForPreTraining",
-    "AutoModelForMultipleChoice",
-    "AutoModelForCausalLM",
-    "AutoModelForMaskedLM",
-    "AutoModelForSeq2SeqLM",
-    "AutoModelForSequenceClassification",
-    "AutoModelForTokenClassification",
-    "AutoModelForQuestionAnswering",
-    "AutoModelForImageClassification",
-)
+    "AutoModel", "AutoModelForPreTraining", "AutoModelForMultipleChoice", "AutoModelForCausalLM",
+    "AutoModelForMaskedLM", "AutoModelForSeq2SeqLM", "AutoModelForSequenceClassification",
+    "AutoModelForTokenClassification", "AutoModelForQuestionAnswering", "AutoModelForImageClassification",
+)  # fmt: skip
 
 
 class ReplacedConfig(PretrainedConfig):
@@ -218,15 +211,12 @@ def _reversible(conversions: Sequence[Any] | None) -> list[Any] | None:
 
     Others put the parts of a quantized weight together, which the state of its layer holds one by one already.
     """
-    return [each for each in conversions if _can_reverse(each)] if conversions else None
-
-
-def _can_reverse(conversion: Any) -> bool:
-    try:
-        conversion.reverse_transform()
-    except NotImplementedError:
-        return False
-    return True
+    reversible = []
+    for conversion in conversions or ():
+        with suppress(NotImplementedError):
+            conversion.reverse_transform()
+            reversible.append(conversion)
+    return reversible if conversions else None
 
 
 def _make_config(
@@ -320,7 +310,6 @@ def _find_architecture(name: str, config_class: Any) -> Any:
 
 
 def _model_class(config: Any) -> Any:
-    """Return the class of models of a config."""
     original = transformers.CONFIG_MAPPING[config.base_model_type]
     return _make_classes(original, getattr(config, ENTRY)["architecture"])[1]
 
