@@ -74,11 +74,9 @@ class SharedAttention(nn.Module):
         self.keys = nn.ParameterList(key for index, key in enumerate(self.keys) if index != block)
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that all adapters share, by name."""
         return {name: value for name, value in self.state_dict().items() if name in ("down", "up") or "norm" in name}
 
     def adapter_tensors(self) -> dict[str, list[Tensor]]:
-        """Return the tensors of each adapter, by name."""
         return {"keys": list(self.keys)}
 
     def query(self, vectors: Tensor) -> Tensor:

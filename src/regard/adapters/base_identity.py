@@ -62,7 +62,6 @@ class KnownIdentities:
         return self._recall("files", model)
 
     def of_weights(self, model: PreTrainedModel) -> BaseIdentity:
-        """Return the identity by weights."""
         return self._recall("weights", model)
 
     def like(self, model: PreTrainedModel, kind: Kind) -> BaseIdentity:

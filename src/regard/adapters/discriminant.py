@@ -109,7 +109,6 @@ class DiscriminantRouter(nn.Module):
         return self.scores(vectors).softmax(-1)
 
     def shared_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that all adapters share, by name."""
         return {"scatter": self.scatter, "degrees": self.degrees}
 
     def adapter_tensors(self) -> dict[str, list[Tensor]]:

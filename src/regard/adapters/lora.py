@@ -280,7 +280,6 @@ class MixedLayer(nn.Module):
 
     @property
     def execution_device(self) -> torch.device:
-        """The device that the layer computes on."""
         return execution_device(self.base_layer, first_name(self.base_layer))
 
     @property

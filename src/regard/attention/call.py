@@ -52,11 +52,9 @@ class ConstantHeadsInput:
     key_heads: tuple[int, ...] | None = None
 
     def detach(self) -> ConstantHeadsInput:
-        """Return the same without gradients."""
         return map_fields(self, matrices=Tensor.detach, gate=Tensor.detach)
 
     def select_samples(self, samples: slice | Tensor) -> ConstantHeadsInput:
-        """Return the same for some samples."""
         return map_fields(self, query_shift=lambda shift: shift[samples], key_shift=lambda shift: shift[samples])
 
     @property
@@ -117,12 +115,10 @@ class Operation:
         return self.extra_key is not None
 
     def select_heads(self, heads: slice | list[int]) -> Operation:
-        """Return the operation of some heads."""
         per_head = [name for name, tensor in self.tensors.items() if len(tensor) > 1 or name == "slopes"]
         return map_fields(self, **dict.fromkeys(per_head, lambda tensor: tensor[heads]))
 
     def detach(self) -> Operation:
-        """Return the same without gradients."""
         return map_fields(self, **dict.fromkeys(self.tensors, Tensor.detach))
 
 
@@ -214,7 +210,6 @@ class AttentionCall:
         return tensor.repeat_interleave(self.num_key_value_groups, dim=1)
 
     def detach(self) -> AttentionCall:
-        """Return the same call without gradients."""
         names = (*QKV, "bias", "sink", "constant", "operation")
         return map_fields(self, **dict.fromkeys(names, lambda part: part.detach()))
 
@@ -224,13 +219,11 @@ class AttentionCall:
         return self.to_dtype(reduce(torch.promote_types, dtypes, torch.float32))
 
     def to_dtype(self, dtype: torch.dtype) -> AttentionCall:
-        """Return the call with queries, keys and values of a type."""
         if dtype == self.query.dtype == self.key.dtype == self.value.dtype:
             return self
         return map_fields(self, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))
 
     def select_samples(self, samples: slice | Int[Tensor, " selected"] | Bool[Tensor, " batch"]) -> AttentionCall:
-        """Return the call of some samples."""
         masks = ("keep", "bias", "query_mask", "key_mask", "query_positions", "key_positions")
         return map_fields(
             self,

@@ -83,7 +83,6 @@ class _RowReductions:
             sample_out[..., skipped : skipped + part.shape[-1]] = part
 
     def results(self) -> dict[str, Tensor]:
-        """Return the reductions by name."""
         if not self.names:
             return {}
         sums, sees_keys = self.sums, self.sums["base"] > UNSEEN

@@ -235,7 +235,6 @@ def _one_query_output(call: AttentionCall, constant: ConstantHeadsInput) -> Tens
 
 
 def _dynamic_heads(call: AttentionCall) -> list[int]:
-    """Return the heads of a call that are not constant."""
     constant = set() if call.constant is None else set(call.constant.heads)
     return [head for head in range(call.query.shape[1]) if head not in constant]
 

@@ -132,7 +132,6 @@ class _Workspace:
                 write(part, self.along(self.marks, tile.row, edge))
 
     def heads(self, chunk: RowChunk, query: Tensor, key: Tensor, value: Tensor, column: Tensor | None) -> _Heads:
-        """Return the heads of one chunk."""
         q, k, v = (self.chunks.take(tensor, chunk) for tensor in (query, key, value))
         c = None if column is None else self.chunks.take(column[..., None], chunk) * self.weighting.unit
         return _Heads(q, k.flip(1), v.flip(1), c, None if self.line is None else self.line[chunk[1]])

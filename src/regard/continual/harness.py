@@ -109,7 +109,6 @@ def _make_rows(results: Any) -> list[Row]:
 
 
 def _make_model(learner: TextLearner) -> Any:
-    """Return the taught model as lm_eval sees one."""
     from lm_eval.api.model import TemplateLM
 
     class TaughtModel(TemplateLM):

@@ -33,7 +33,6 @@ class LayerAccumulator:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
         return next(iter(self.tensors.values())).device if self.tensors else torch.device("cpu")
 
     def add_attention(

@@ -60,13 +60,11 @@ class SampleAlignment:
         return cls(torch.tensor(rows, device=segments.device), index, length, identity=False)
 
     def align_tokens(self, values: Shaped[Tensor, "batch token ..."]) -> Shaped[Tensor, "sample position ..."]:
-        """Return values by sample."""
         if self.identity:
             return values
         return values[self.row[:, None], self.index]
 
     def align_keys(self, values: Shaped[Tensor, "batch head token"]) -> Shaped[Tensor, "sample head position"]:
-        """Return values by sample."""
         if self.identity:
             return values
         rows = values.index_select(0, self.row)
@@ -75,12 +73,10 @@ class SampleAlignment:
     def align_queries(
         self, values: Shaped[Tensor, "batch head token ..."]
     ) -> Shaped[Tensor, "sample head position ..."]:
-        """Return values by sample."""
         if self.identity:
             return values
         return self.align_tokens(values.transpose(1, 2)).transpose(1, 2)
 
     def sum_tokens(self, values: Shaped[Tensor, "batch token width"]) -> Shaped[Tensor, "sample width"]:
-        """Return the sum of values over each sample's tokens."""
         valid = torch.arange(self.index.shape[1], device=values.device) < self.length[:, None]
         return (self.align_tokens(values) * valid[..., None]).sum(1)

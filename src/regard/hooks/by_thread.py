@@ -36,7 +36,6 @@ class ByThread(Generic[State]):
         self._latest, self._began_in_graph, self._own = first, False, threading.local()
 
     def begin(self, state: State) -> None:
-        """Begin a forward in this thread."""
         if not is_traced() and is_in_backward():
             self._own.again = _find_backward(), state
             return
@@ -46,7 +45,6 @@ class ByThread(Generic[State]):
 
     @property
     def state(self) -> State:
-        """The state of this thread's forward."""
         return self._find_state()
 
     def _find_state(self) -> State:

@@ -70,7 +70,6 @@ class PartialLinear(nn.Module):
         return f"{rows} of {self.outputs} rows, of heads that are not constant; {advice}"
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Compute the rows that are held."""
         shape = (*inputs.shape[:-1], self.outputs)
         if not self.runs:
             return inputs.new_zeros(self.outputs).expand(shape)  # not of one number: a host may read pairs as complex

@@ -15,7 +15,6 @@ class LayerCopies:
         self.count, self.room = 0, room
 
     def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy those of another layer."""
         for name, tensor in tensors.items():
             self.buffers[name][self.count].copy_(tensor)
         self.count += 1

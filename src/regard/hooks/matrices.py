@@ -165,7 +165,6 @@ class TileSums:
         self._sums[heads, parts, columns] += sums
 
     def finish(self) -> None:
-        """Make means of the sums."""
         if self._sums is not None:
             self.means = (self._sums @ self._of_key) / self._of_query.sum(0)[:, None]
             self._sums = None

@@ -47,13 +47,11 @@ class BlockCounter:
         self.begin()
 
     def hooks(self) -> list[ModuleHook]:
-        """Return the hooks that call `begin`, `enter` and `end`."""
         stack = self._stack.module
         blocks = [ModuleHook(block, self.enter) for block in self._stack.blocks]
         return [ModuleHook(stack, self.begin), *blocks, ModuleHook(stack, self.end, is_after=True)]
 
     def begin(self, *_arguments: Any) -> None:
-        """Begin a forward."""
         self.entered, self._execution = 0, 0
         self._current: int | None = None
         self._is_looped = False
@@ -63,7 +61,6 @@ class BlockCounter:
         self._called: set[nn.Module] = set()
 
     def enter(self, block: nn.Module, *_arguments: Any) -> None:
-        """Begin the execution of a block."""
         index = self._indices[block]
         self._is_looped = self._is_looped or index in self._executed
         self._executed.append(index)

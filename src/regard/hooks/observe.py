@@ -191,7 +191,6 @@ class Watch(Observer, Readings):
         return stacks if self._root.root is None else [self._root.root, *stacks]
 
     def hooks(self) -> list[ModuleHook]:
-        """Return the hooks on stacks and blocks."""
         root, hooks = self._root, []
         if root.root is not None and all(root.root is not sequences.stack.module for sequences in self.stacks.values()):
             after = ModuleHook(root.root, root.end, is_after=True, also_failed=True)

@@ -148,7 +148,6 @@ class ProjectionInputs:
             raise _not_recognized(path)
 
     def clear(self) -> None:
-        """Wait no longer."""
         for handle in self._handles.values():
             handle.remove()
         self._handles, self._calls = {}, {}

@@ -50,7 +50,6 @@ class Readings(Display):
         self.seconds[name] += time.perf_counter() - started
 
     def __getitem__(self, name: str) -> Statistic:
-        """Return the statistic of this name."""
         return self.statistics[name]
 
     def rows(self) -> list[StatisticRow]:

@@ -61,7 +61,6 @@ class Sequences:
         self._reset()
 
     def _reset(self) -> None:
-        """Get ready for new sequences."""
         self.forward: ForwardContext | None = None
         self.last: ForwardContext | None = None
         self.embeddings: Tensor | None = None

@@ -50,7 +50,6 @@ class Place:
         return cls(layer, is_self, slice(start, start + call.query.shape[2]), first_key, keys, virtual_key)
 
     def add(self, tensors: dict[str, Tensor]) -> None:
-        """Add the reductions of the call to the layer."""
         self.layer.add_attention(
             tensors,
             queries=self.queries,

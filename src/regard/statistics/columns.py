@@ -48,7 +48,6 @@ class Columns(NamedTuple):
     n: np.ndarray
 
     def rows(self) -> Iterator[StatisticRow]:
-        """Yield the rows."""
         absent = [None] * len(self.value)
         axes = [absent if index is None else index.tolist() for index in (self.head, self.position)]
         numbers = (self.value.tolist(), self.standard_error.tolist(), self.n.tolist())

@@ -52,7 +52,6 @@ class RunningMoments:
             self.settle()
 
     def settle(self) -> None:
-        """Add what waits."""
         groups: dict[Any, list[tuple[Tensor, Tensor | None]]] = {}
         for values, present in self._waiting:
             shape = None if present is None else present.shape[1:]
@@ -68,7 +67,6 @@ class RunningMoments:
         return self._parts
 
     def merge(self, other: RunningMoments) -> None:
-        """Add the samples of other moments."""
         self._parts = self.merged(other)._parts
 
     def merged(self, other: RunningMoments) -> RunningMoments:

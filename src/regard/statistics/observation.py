@@ -50,7 +50,6 @@ class Observation:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """All layers."""
         return self.layer, *self.more_layers
 
     @property
@@ -61,7 +60,6 @@ class Observation:
         return self.site, self.causal, self.virtual_key, *shapes
 
     def select(self, names: Callable[[str], bool]) -> Observation:
-        """Return the observation with some of its tensors."""
         return replace(self, tensors={name: tensor for name, tensor in self.tensors.items() if names(name)})
 
     def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:

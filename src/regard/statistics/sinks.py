@@ -117,7 +117,6 @@ class SinkRate(Average):
 
 
 def _by_layer(layer: Observation, values: Tensor) -> Tensor:
-    """Return values by layer and sample."""
     return values.unflatten(0, (len(layer.layers), -1))
 
 

@@ -110,7 +110,6 @@ class Statistic(ABC):
                 self.update(layers)
 
     def _settle_samples(self) -> None:
-        """Add the samples that wait."""
         layers = [] if self._waiting_samples is None else self._waiting_samples.take()
         if layers:
             self.update(layers)
