@@ -12,14 +12,7 @@ from regard.statistics.observation import Observation
 from regard.statistics.perturbation import PerturbationSpread
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import ColumnMass, FirstMass, SecondarySinks, SinkDeviation, SinkRate
-from regard.statistics.statistic import (
-    Average,
-    PerLayer,
-    SampleValues,
-    Statistic,
-    StatisticInfo,
-    StatisticKey,
-)
+from regard.statistics.statistic import Average, PerLayer, SampleValues, Statistic, StatisticInfo, StatisticKey
 
 STATISTICS: dict[str, Callable[[], Statistic]] = {
     **{kind.name: kind for kind in (SinkRate, SecondarySinks, ColumnMass, FirstMass, SinkDeviation)},

@@ -15,14 +15,7 @@ from torch import Tensor
 from regard.statistics.columns import Columns, StatisticRow, make_columns
 from regard.statistics.observation import Observation
 from regard.statistics.sinks import PERCENT, SinkRate, sink_rate, strongest_keys
-from regard.statistics.statistic import (
-    BAI,
-    GU,
-    PerLayer,
-    SampleValues,
-    Statistic,
-    StatisticInfo,
-)
+from regard.statistics.statistic import BAI, GU, PerLayer, SampleValues, Statistic, StatisticInfo
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -211,24 +204,13 @@ class SinkTokens(Statistic):
         self._counts: dict[tuple[str, int], Counter[tuple[int, int, int]]] = {}
         self._samples: Counter[tuple[str, int]] = Counter()
         self._shape: dict[tuple[str, int], tuple[int, int]] = {}
+        """Heads, and keys of the longest sample, by site and layer."""
 
     @property
     def counts(self) -> dict[tuple[str, int], Counter[tuple[int, int, int]]]:
         """Samples by head, position and token id (−1: unknown), for each site and layer."""
         self._settle_samples()
         return self._counts
-
-    @property
-    def samples(self) -> Counter[tuple[str, int]]:
-        """Samples by site and layer."""
-        self._settle_samples()
-        return self._samples
-
-    @property
-    def shape(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Heads, and keys of the longest sample, by site and layer."""
-        self._settle_samples()
-        return self._shape
 
     def update(self, layers: Sequence[Observation]) -> None:
         tensors: dict[tuple[str, tuple[int, ...]], tuple[Tensor, ...]] = {}

@@ -45,22 +45,17 @@ def select_statistic(table: pd.DataFrame, statistic: str | None) -> pd.DataFrame
     """
     if statistic is None:
         return table
-    check_statistic(table, statistic)
-    exact = table["statistic"] == statistic
-    if exact.any():
-        return table[exact]
     rows = table[filter_statistic(table, statistic)]
+    if rows.empty:
+        known = ", ".join(dict.fromkeys(table["statistic"])) or "none"
+        raise UserError(f"unknown statistic {statistic!r}; the table has: {known}")
+    exact = rows["statistic"] == statistic
+    if exact.any():
+        return rows[exact]
     names = list(dict.fromkeys(rows["statistic"]))
     if all(name.removeprefix(statistic) in DERIVED for name in names):
         raise UserError(f"the table has no rows of {statistic} itself (positions may be left out), only {names[0]}")
     return rows
-
-
-def check_statistic(table: pd.DataFrame, statistic: str) -> None:
-    """Raise a UserError if a statistic is not in the table."""
-    if not filter_statistic(table, statistic).any():
-        names = ", ".join(dict.fromkeys(table["statistic"])) or "none"
-        raise UserError(f"unknown statistic {statistic!r}; the table has: {names}")
 
 
 def find_group_sizes(table: pd.DataFrame) -> dict[tuple[str, int], int]:
