@@ -13,7 +13,7 @@ from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.attention.quantized import is_packed, stored_part
 from regard.hooks.off_loaded import stored_tensor
-from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_names
+from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_shapes
 from regard.runs.integrity import sha256_of_json, tensor_bytes
 
 Kind = Literal["files", "weights"]
@@ -117,7 +117,7 @@ def fresh_pooler(model: PreTrainedModel, files: Sequence[Path]) -> list[nn.Param
     if model.base_model is model or not isinstance(pooler, nn.Module):
         return []
     parameters = list(pooler.named_parameters())
-    stored = tensor_names(files) if parameters else set()
+    stored = tensor_shapes(files).keys() if parameters else set()
     prefix = f"{model.base_model_prefix}."
     own = {full for name, _ in parameters for full in (f"pooler.{name}", f"{prefix}pooler.{name}")}
     return [value for _, value in parameters] if stored and not stored & own else []

@@ -199,13 +199,7 @@ def read_adapter(folder: Path) -> PeftAdapter:
 
 
 def import_adapter(
-    adapters: AdapterModel,
-    folder: Path,
-    name: str,
-    lineage: Mapping[str, Any] | None,
-    *,
-    router: bool,
-    any_model: bool,
+    adapters: AdapterModel, folder: Path, name: str, lineage: Mapping[str, Any] | None, *, router: bool, any_model: bool
 ) -> int:
     """Add the adapter of a folder; B absorbs another scale, and a lower rank and other layers are filled with zeros."""
     adapter = read_adapter(folder)

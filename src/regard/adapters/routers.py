@@ -17,7 +17,7 @@ Router = DiscriminantRouter | SharedAttention
 
 
 def make_query_reader(
-    reader: nn.Module, query: QueryName, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False
+    reader: nn.Module, query: QueryName, layers: Sequence[int] | None, *, positions_from_mask: bool = False
 ) -> QueryReader:
     """Return what reads query vectors: mean states after some layers, or the maxima of the input embeddings."""
     check_choice("query", query, get_args(QueryName))

@@ -78,7 +78,8 @@ def load(cls: type[A], model: PreTrainedModel | str | Path, folder: Path, *, any
         adapters = cls(model, **settings)
         adapters.settings, adapters.known_identities = dict(metadata["settings"]), known
         adapters.restore(blocks, added)
-        _copy_tensors(adapters, tensors)
+        copy_router(adapters, tensors)
+        _copy_stacks(_stacks(adapters), tensors)
         _copy_head(adapters, tensors)
         copy_past_tasks(adapters, tensors)
         if merged or any_model:
@@ -199,11 +200,6 @@ def _stacks(adapters: AdapterModel) -> dict[str, list[Tensor]]:
     return {f"layers.{name}.A": list(layer.adapters.A) for name, layer in layers} | {
         f"layers.{name}.B": list(layer.adapters.B) for name, layer in layers
     }
-
-
-def _copy_tensors(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:
-    copy_router(adapters, tensors)
-    _copy_stacks(_stacks(adapters), tensors)
 
 
 def _copy_head(adapters: AdapterModel, tensors: Mapping[str, Tensor]) -> None:

@@ -121,7 +121,7 @@ def find_base_files(model: Any) -> list[Path]:
         return []
 
 
-def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16") -> BaseFiles:
+def describe_files(files: Sequence[Path], rounding: Rounding) -> BaseFiles:
     """Return hash and tensors of files: as read before, if path, size, time and inode of all are the same.
 
     Raises:
@@ -141,13 +141,8 @@ def describe_files(files: Sequence[Path], rounding: Rounding = "bfloat16") -> Ba
     return described
 
 
-def tensor_names(files: Sequence[Path]) -> set[str]:
-    """Return the names of the tensors in files, read from their headers; none where one cannot be read."""
-    return set(tensor_shapes(files))
-
-
 def tensor_shapes(files: Sequence[Path]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the tensors in files by name, as `tensor_names`."""
+    """Return the shapes of the tensors in files by name, read from their headers; none where one cannot be read."""
     try:
         return {name: tuple(entry["shape"]) for path in files for name, entry, _ in _read_header(path)}
     except (OSError, ValueError, KeyError):
