@@ -198,7 +198,9 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     settings = " ".join(f"{key}={value}" for key, value in sorted(lineage["method"]["settings"].items()))
     rows = []
     for number, task in enumerate(tasks, 1):
-        cells = [task["name"], ", ".join(task["labels"]) or "answers", _format_score(scores.get(task["name"]))]
+        score = scores.get(task["name"])
+        shown = "–" if score is None else f"{score:.1f}"
+        cells = [task["name"], ", ".join(task["labels"]) or "answers", shown]
         rows.append(f"| {number} | {' | '.join(' '.join(cell.replace('|', '/').split()) for cell in cells)} |")
     return "\n".join(
         [
@@ -230,7 +232,3 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             "",
         ]
     )
-
-
-def _format_score(score: float | None) -> str:
-    return "–" if score is None else f"{score:.1f}"

@@ -93,9 +93,7 @@ def make_operations(
     return operations, hooks if spec.window is not None else []
 
 
-def follow_forwards(
-    layers: Sequence[AttentionLayer],
-) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
+def follow_forwards(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
     """Return the forward that each stack of these layers will be in, and the hooks that keep it."""
     passes = make_passes(layers, CurrentPass)
     return passes, [ModuleHook(stack, partial(_begin_forward, current)) for stack, current in passes.items()]

@@ -51,11 +51,7 @@ class Place:
 
     def add(self, tensors: dict[str, Tensor]) -> None:
         self.layer.add_attention(
-            tensors,
-            queries=self.queries,
-            first_key=self.first_key,
-            keys=self.keys,
-            virtual_key=self.virtual_key,
+            tensors, queries=self.queries, first_key=self.first_key, keys=self.keys, virtual_key=self.virtual_key
         )
 
 

@@ -307,7 +307,7 @@ class HalvesMaker:
 ROUNDS = 100
 
 
-def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tuple[Tensor, Tensor]:
+def kmeans(points: Tensor, count: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Return the centers (center, width) of points (point, width), in float64, and the center of each point (point,).
 
     Lloyd's rounds from k-means++ (Arthur and Vassilvitskii 2007), until no point changes its center. A center without
@@ -316,7 +316,7 @@ def kmeans(points: Tensor, count: int, *, seed: int, rounds: int = ROUNDS) -> tu
     points = points.double().cpu()
     centers = _init_centers(points, count, np.random.default_rng(seed))
     assignment = squared_distances(points, centers).argmin(1)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         members = torch.nn.functional.one_hot(assignment, len(centers)).double()
         sizes = members.sum(0)[:, None]
         centers = torch.where(sizes > 0, members.T @ points / sizes.clamp_min(1), centers)
