@@ -295,11 +295,7 @@ def _read_scale(query: Tensor, scaling: float | None) -> float:
 
 
 def _with_sinks_of_queries(call: AttentionCall, sinks: Tensor) -> AttentionCall:
-    """Return the call with a logit of each query (batch, head, query, 1) beside its keys.
-
-    Raises:
-        UserError: The logits have another shape.
-    """
+    """Return the call with a logit of each query (batch, head, query, 1) beside its keys; UserError for others."""
     shape = (*call.query.shape[:3], 1)
     if sinks.shape != shape or call.sink is not None:
         raise UserError(f"sinks: expected logits of shape {shape} and no others, got {tuple(sinks.shape)}")

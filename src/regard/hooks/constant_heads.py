@@ -66,11 +66,7 @@ class ConstantHeads(nn.Module):
         return self.passes.state
 
     def apply_to(self, call: AttentionCall, key_heads: tuple[int, ...] | None = None) -> AttentionCall:
-        """Return the call with these constants in it, and keys of some heads.
-
-        Raises:
-            UserError: It has more tokens than the constants serve.
-        """
+        """Return the call with these constants in it, and keys of some heads. UserError for too many tokens."""
         during = self.during
         forward, query_shift = during.forward, during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
@@ -114,11 +110,7 @@ class ConstantHeads(nn.Module):
         return replace(call, constant=constant)
 
     def find_rows(self, query: int, keys: int) -> Tensor | None:
-        """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off.
-
-        Raises:
-            UserError: It has more tokens than the constants serve.
-        """
+        """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off."""
         if self.cross or self.gate is not None or self.trained:
             return None
         matrix = self._matrix_for(query + 1, None)

@@ -20,11 +20,7 @@ MODEL_TYPES = ("deberta", "deberta-v2")
 
 
 def find_forwards(model: nn.Module) -> list[tuple[nn.Module, Callable[..., Any]]]:
-    """Return the disentangled attention layers of a model, each with its forward through Regard.
-
-    Raises:
-        UserError: A layer mixes heads, so that its weights are no softmax of scores.
-    """
+    """Return the disentangled attention layers of a model, each with its forward. UserError if one mixes heads."""
     modules = [module for module in modules_of(model) if isinstance(module, (DebertaAttention, DebertaV2Attention))]
     if any(isinstance(module, DebertaAttention) and module.talking_head for module in modules):
         raise UserError("cannot observe DeBERTa with talking heads: its weights are no softmax of scores")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.quantized import compute_dtype, first_name, is_packed, is_quantized_linear, read_entries
@@ -17,6 +16,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer, is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
+from regard.hooks.module_tree import find_root
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site
 from regard.hooks.numbering import BlockCounter
 from regard.hooks.off_loaded import first_device, stored_tensor
@@ -192,7 +192,7 @@ def _run_small_forward(model: Any) -> None:
 
 def smallest_input(model: Any) -> dict[str, Any]:
     """Return the smallest input that goes through all layers."""
-    inner = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    inner = find_root(model)
     if inner is None:
         raise ValueError("it is no Hugging Face model")
     config, device = inner.config, first_device(inner)

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.attention.operator import compute_output
-from regard.hooks.module_tree import modules_of
+from regard.hooks.module_tree import find_root, modules_of
 from regard.hooks.modules import attends_across
 from regard.runs.model_type import input_embeddings
 from regard.statistics import Observation
@@ -121,11 +121,6 @@ def modality_mass(call: AttentionCall, members: Bool[Tensor, "batch key member"]
     operation = None if call.operation is None else replace(call.operation, extra_value=None)
     values = values[:, None].expand(-1, call.key.shape[1], -1, -1)
     return compute_output(replace(call, value=values, dropout=0.0, operation=operation))[..., :width]
-
-
-def find_root(model: nn.Module) -> PreTrainedModel | None:
-    """Return the outermost model of Transformers."""
-    return next((module for module in modules_of(model) if isinstance(module, PreTrainedModel)), None)
 
 
 class RootTokens:

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from torch import nn
+from transformers import PreTrainedModel
 
 _WALKS: ContextVar[dict[nn.Module, list[tuple[str, nn.Module]]] | None] = ContextVar("_WALKS", default=None)
 
@@ -35,6 +36,11 @@ def named_modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if model not in walks:
         walks[model] = _walk(model)
     return walks[model]
+
+
+def find_root(model: nn.Module) -> PreTrainedModel | None:
+    """Return the outermost model of Transformers."""
+    return next((module for module in modules_of(model) if isinstance(module, PreTrainedModel)), None)
 
 
 def _walk(model: nn.Module) -> list[tuple[str, nn.Module]]:

@@ -79,11 +79,7 @@ class BlockCounter:
         return (layer + 1) % self._layers_per_block == 0
 
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
-        """Return the position of an attention call.
-
-        Raises:
-            UserError: It is in no block, or its block has two attention layers of this kind.
-        """
+        """Return the position of an attention call. UserError outside of blocks, or for two layers of a kind in one."""
         block = self._find_block(module)
         if self._ranks and module not in self._ranks:
             raise self._several_layers(block)

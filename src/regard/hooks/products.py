@@ -140,12 +140,9 @@ class AttentionProducts:
         kwargs: dict[str, Any],
         dispatch: Callable[[nn.Module, AttentionCall], Tensor],
     ) -> Any:
-        """Return what a function of PyTorch returns in the innermost of `modules`.
+        """Return what a function of PyTorch returns in the innermost of `modules`. UserError for an unknown attention.
 
         A product of weights and values is computed by `dispatch`.
-
-        Raises:
-            UserError: It is attention of an unknown form.
         """
         name = getattr(function, "__name__", "")
         if name in PRODUCTS:

@@ -179,11 +179,7 @@ def observing(
 
 
 def route_permanently(model: nn.Module) -> None:
-    """Send the model's attention calls through Regard from now on.
-
-    Raises:
-        UserError: The calls of a part of it can only be intercepted while a block lasts.
-    """
+    """Send the model's attention calls through Regard from now on. UserError if some have to be intercepted."""
     if find_intercepted(model):
         raise UserError(
             "cannot replace heads of this model for good: it does not call its attention through Transformers' "
