@@ -1,7 +1,7 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -195,26 +195,6 @@ def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int)
             read[best] += 1
             best = min(losses, key=losses.__getitem__)  # of equal ones the newest
     return None if best == adapter else best
-
-
-def copy_class_vectors(learner: Learner) -> dict[str, Tensor]:
-    """Return copies of what the head has of each class, by name; nothing where there is no head, or none to train."""
-    return {name: parameter.detach().clone() for name, parameter in _class_parameters(learner)}
-
-
-@torch.no_grad()
-def restore_class_vectors(learner: Learner, vectors: Mapping[str, Tensor], task: int) -> None:
-    """Give all classes but those of a task what the head had of them: weight decay has moved them as well."""
-    other_classes = ~learner.task_classes[task]
-    for name, parameter in _class_parameters(learner):
-        rows = other_classes.to(parameter.device)
-        parameter[rows] = vectors[name].to(parameter)[rows]
-
-
-def _class_parameters(learner: Learner) -> list[tuple[str, nn.Parameter]]:
-    head = getattr(learner.network.classifier, "head", None)
-    parameters = head.named_parameters() if isinstance(head, nn.Module) else ()
-    return [(name, parameter) for name, parameter in parameters if len(parameter) == learner.task_classes.shape[1]]
 
 
 StatesCallback = Callable[[str, Tensor], None]

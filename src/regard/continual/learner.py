@@ -65,6 +65,19 @@ class Learner:
                 rows = unseen.to(parameter.device)
                 parameter[rows] = self.start[f"classifier.head.{name}"].to(parameter)[rows]
 
+    @contextmanager
+    def restoring_other_classes(self) -> Iterator[None]:
+        """Give all classes but those of the task what the head had of them before: weight decay moves them as well."""
+        head = getattr(self.network.classifier, "head", None)
+        parameters = head.parameters() if isinstance(head, nn.Module) else ()
+        by_class = [parameter for parameter in parameters if len(parameter) == self.task_classes.shape[1]]
+        before = [parameter.detach().clone() for parameter in by_class]
+        yield
+        with torch.no_grad():
+            for parameter, vectors in zip(by_class, before, strict=True):
+                rows = ~self.task_classes[self.task].to(parameter.device)
+                parameter[rows] = vectors.to(parameter)[rows]
+
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
         return self.network

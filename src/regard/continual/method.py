@@ -162,6 +162,7 @@ class Method:
         supports_text: Whether it learns text-to-text tasks as well.
         loss_classes: Classes that a row is contrasted with, if not those of the head; see `Learner`.
         trains_adapters: Whether it trains adapters, of a frozen model: they want a higher learning rate.
+        restores_other_classes: Whether training a task leaves what the head has of other tasks' classes as it was.
         can_continue: Whether a finished run can go on with more classes: not if what it keeps has a place for each.
         allows_label_head: Whether it does without weights in the head, as that of the labels' words has none.
         source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
@@ -174,6 +175,7 @@ class Method:
     supports_text: ClassVar[bool] = False
     loss_classes: ClassVar[training_phase.LossClasses | None] = None
     trains_adapters: ClassVar[bool] = False
+    restores_other_classes: ClassVar[bool] = False
     can_continue: ClassVar[bool] = True
     allows_label_head: ClassVar[bool] = True
     source_sha256: ClassVar[str] = ""

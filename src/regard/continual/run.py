@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -125,7 +126,8 @@ def run_stream(
             cost.time("scoring_seconds", _add_scores, run, [task], task, False)
         cost.time("hook_seconds", method.before_task, learner, task)
         cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
-        _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
+        with learner.restoring_other_classes() if method.restores_other_classes else nullcontext():
+            _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
         cost.time("hook_seconds", method.after_task, learner, task)
         if len(method.state.examples) > method.memory_size:
             expected = f"at most memory_size ({method.memory_size}) rows in state.examples of {type(method).__name__}"

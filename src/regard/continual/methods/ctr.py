@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual import method
-from regard.continual.adapter_network import copy_class_vectors, restore_class_vectors
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.ctr_network import CtrNetwork, compensate, slope_at
 from regard.continual.training_phase import (
@@ -63,13 +62,13 @@ class Ctr(method.Method):
     Config = CtrConfig
     Network = CtrNetwork
     incremental = False
+    restores_other_classes = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         tensors = self.state.tensors
         names = [_mask_names(index) for index in range(len(tensors) // 2)]
         self.used = [[tensors[name].to(learner.device) for name in pair] for pair in names]
         learner.network_as(CtrNetwork).begin_task(task, self.used)
-        self.head_before = copy_class_vectors(learner)
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         return setting_rate(self.config.learning_rate) if self.config.learning_rate else probing_rate(budget)
@@ -126,7 +125,6 @@ class Ctr(method.Method):
             for name, mask in zip(_mask_names(index), masks, strict=True):
                 now = mask.cpu()
                 self.state.tensors[name] = torch.maximum(self.state.tensors.get(name, now), now)
-        restore_class_vectors(learner, self.head_before, task)
 
 
 def _mask_names(plugin: int) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.adapters.prompt_pool import embedding_reader
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import LoraMethod
 from regard.continual.network import as_float32
@@ -125,14 +125,13 @@ class Epi(LoraMethod):
     Config = EpiConfig
     Network = EpiNetwork
     loss_classes = "task"
+    restores_other_classes = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)
         learner.network_as(EpiNetwork).owned.copy_(learner.task_classes)
-        self.head_before = copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
-        restore_class_vectors(learner, self.head_before, task)
         network, states, labels = learner.network_as(EpiNetwork), list[Tensor](), list[Tensor]()
         with learner.evaluation_mode(), torch.autocast(learner.device.type, enabled=False):
             for rows in learner.iterate_batches(learner.items(task)):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.adapters.lora import hold
 from regard.adapters.merging import merge_deltas
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork, copy_class_vectors, restore_class_vectors
+from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import LoraMethod
 from regard.models.classifier import Classifier
@@ -104,13 +104,9 @@ class MergeLinear(LoraMethod):
 
     Config = MergeConfig
     Network = MergeNetwork
-
-    def before_task(self, learner: Learner, task: int) -> None:
-        super().before_task(learner, task)
-        self.head_before = copy_class_vectors(learner)
+    restores_other_classes = True
 
     def after_task(self, learner: Learner, task: int) -> None:
-        restore_class_vectors(learner, self.head_before, task)
         network = learner.network_as(MergeNetwork)
         network.pool.set_trainable()
         network.finished.fill_(task + 1)

@@ -200,14 +200,13 @@ class ProgPrompt(adapter_network.PromptMethod):
     Config = adapter_network.PromptConfig
     Network = ProgressiveNetwork
     incremental = False
+    restores_other_classes = True
     supports_text = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(ProgressiveNetwork)
         adapter_network.check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
         network.start_adapter(task)
-        self.head_before = adapter_network.copy_class_vectors(learner)
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(ProgressiveNetwork).pool.prompts.fold()
-        adapter_network.restore_class_vectors(learner, self.head_before, task)
