@@ -120,8 +120,7 @@ def weight_blocks(call: AttentionCall) -> Iterator[Block]:
     call = call.detach().to_acc_dtype()
     whole, row = slice(0, call.key.shape[2]), 0
     for block, columns in blocks(call) if call.constant is None else [(expand_bias(call), whole)]:
-        is_softmax = block.operation is None and block.constant is None
-        weights = (reference.weights(block) if is_softmax else reference.distribution(block)[0])[0]
+        weights = (reference.weights(block) if _is_softmax(block) else reference.distribution(block)[0])[0]
         rows = slice(row, row + weights.shape[1])
         yield rows, columns, weights
         row = rows.stop
