@@ -27,6 +27,7 @@ from regard.statistics.table import make_table
 COLUMNS = ("step", "statistic", "layer", "head", "position", "epsilon", "value")  # columns of sinks.parquet
 MIN_QUERIES = 8  # minimum number of queries for the sink rate of a position
 SITE = "decoder"
+BATCH_SIZE = 32  # maximum rows of a forward pass for a validation loss; fewer if they have too many logits
 MAX_LOGITS = 1 << 26  # maximum number of logits in memory, unless one row has more
 MAX_SLICE = 1 << 22  # maximum number of logits converted to float32 at a time
 
@@ -199,20 +200,13 @@ class ValidationLoss(PeriodicMonitor):
 
     Args:
         domains: Token ids (row, length) by domain.
-        batch_size: Maximum rows of a forward pass; fewer if they have too many logits.
         uncounted: Positions, from 0, of tokens that are no targets, as the first token of a row.
     """
 
     def __init__(
-        self,
-        domains: Mapping[str, Int[Tensor, "row length"]],
-        *,
-        every: int,
-        batch_size: int = 32,
-        uncounted: Iterable[int] = (),
+        self, domains: Mapping[str, Int[Tensor, "row length"]], *, every: int, uncounted: Iterable[int] = ()
     ) -> None:
         check_int("every", every, least=1)
-        check_int("batch_size", batch_size, least=1)
         if not domains:
             raise UserError("domains: expected at least one, got none")
         self.uncounted = frozenset(uncounted)
@@ -221,7 +215,7 @@ class ValidationLoss(PeriodicMonitor):
             if not bool(self._targets(rows).any()):
                 raise UserError(f"rows of {name}: expected targets that count, got {rows.shape[1]} tokens a row")
         self.domains = dict(domains)
-        self.every, self.batch_size = every, batch_size
+        self.every = every
 
     def __call__(self, model: nn.Module, step: int) -> dict[str, float]:
         device = next(model.parameters()).device
@@ -234,7 +228,7 @@ class ValidationLoss(PeriodicMonitor):
     def _sum(self, model: nn.Module, rows: Tensor, device: torch.device) -> float:
         target_mask = self._targets(rows).to(device)
         total = to_float64(torch.zeros((), device=device))
-        for batch in split_by_logits(model, rows, self.batch_size, MAX_LOGITS):
+        for batch in split_by_logits(model, rows, BATCH_SIZE, MAX_LOGITS):
             ids = batch.to(device)
             logits = model(input_ids=ids, use_cache=False).logits
             for row, targets in zip(logits, ids, strict=True):
