@@ -76,6 +76,13 @@ def line(
     return points
 
 
+def curve(
+    series: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step"
+) -> list[dict[str, Any]]:
+    """The points of one line, those of a column over another one."""
+    return line(axis, series, numeric_column(table, axis), numeric_column(table, column), unit)
+
+
 def assign_styles(names: Sequence[str], *, repeat: bool = False) -> list[tuple[str, int, int]]:
     """Assign an ink and a stroke to each name, as far as they suffice; to all with `repeat`, from the first again."""
     styled = names if repeat else names[:LINES]

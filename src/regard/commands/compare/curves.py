@@ -14,7 +14,7 @@ from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.charts import fraction_panels
 from regard.commands.replace.result import ReplaceResult
 from regard.commands.replace.scores import constant_rows, curves
-from regard.report.panels import Panel, assign_styles, line, numeric_column, panel
+from regard.report.panels import Panel, assign_styles, curve, panel
 from regard.runs.result import RunResult
 
 _PRETRAIN = {
@@ -90,9 +90,7 @@ def _of_kind(runs: Mapping[str, RunResult], kind: type[Any]) -> dict[str, Any]:
 def _by_step(histories: Mapping[str, pd.DataFrame], columns: Mapping[str, Sequence[str]]) -> list[Panel]:
     panels = []
     for column, (caption, note, unit) in columns.items():
-        points = []
-        for name, history in histories.items():
-            points += line("step", name, numeric_column(history, "step"), numeric_column(history, column), unit)
+        points = [point for name, history in histories.items() for point in curve(name, history, column, unit)]
         panels += panel(caption, note, "step", points, assign_styles(list(histories), repeat=True))
     return panels
 

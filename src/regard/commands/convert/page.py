@@ -8,7 +8,7 @@ import pandas as pd
 from regard.report import labels
 from regard.report.labels import format_duration, format_fixed, format_signed, number, pluralize
 from regard.report.page import Command, KeyFigure, Page, Panels, Record, Section, Table
-from regard.report.panels import Panel, line, numeric_column, panel
+from regard.report.panels import Panel, curve, panel
 from regard.report.repeats import describe_repeats
 
 STAGES = {
@@ -86,9 +86,8 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
         if rows.empty:
             continue
         column = column if column in rows else "loss"  # of earlier versions
-        steps = numeric_column(rows, "step")
-        panels += panel(caption, unit, "step", line("step", "training", steps, numeric_column(rows, column)))
-        valid = line("step", "validation", steps, numeric_column(rows, "valid_loss"))
+        panels += panel(caption, unit, "step", curve("training", rows, column))
+        valid = curve("validation", rows, "valid_loss")
         panels += panel(f"{caption}: validation loss", "nats per token", "step", valid)
     return panels
 
@@ -97,9 +96,8 @@ def layer_panels(layers: pd.DataFrame) -> list[Panel]:
     """Plot the error of each layer before and after the first stage."""
     points = [
         point
-        for stage in layers["stage"].unique()
-        for rows in [layers[layers["stage"] == stage]]
-        for point in line("layer", stage, numeric_column(rows, "layer"), numeric_column(rows, "relative_error"))
+        for stage, rows in layers.groupby("stage", sort=False)
+        for point in curve(str(stage), rows, "relative_error", axis="layer")
     ]
     return panel("Error by layer", "relative to the untouched output", "layer", points)
 

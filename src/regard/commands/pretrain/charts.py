@@ -8,9 +8,8 @@ import pandas as pd
 
 from regard.report import labels
 from regard.report.drawing import Map
-from regard.report.panels import DOMAIN, Panel, domains, line, numeric_column, panel, round_value, thin_indices
+from regard.report.panels import DOMAIN, Panel, curve, domains, numeric_column, panel, round_value, thin_indices
 
-Points = list[dict[str, Any]]
 GREY = 4
 """Ink of reference lines."""
 SHOWN_LAYERS, SHOWN_STEPS, MAP_STEPS = 5, 4, 60
@@ -28,19 +27,15 @@ def at_step(sinks: pd.DataFrame, statistic: str) -> dict[int, pd.DataFrame]:
     return {int(step): group for step, group in rows.groupby("step", sort=True)}
 
 
-def _curve(name: str, table: pd.DataFrame, column: str = "value", unit: str = "", axis: str = "step") -> Points:
-    return line(axis, name, numeric_column(table, axis), numeric_column(table, column), unit)
-
-
-def _names(points: Points) -> list[str]:
+def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(point["series"] for point in points))
 
 
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """Plot training and validation loss by step; with several domains, also a line for each."""
-    training, valid = _curve("training", history, "loss"), _curve("validation", history, "valid_loss")
+    training, valid = curve("training", history, "loss"), curve("validation", history, "valid_loss")
     names = domains(history) if len(domains(history)) > 1 else []
-    by_domain = [point for name in names for point in _curve(name, history, f"{DOMAIN}{name}")]
+    by_domain = [point for name in names for point in curve(name, history, f"{DOMAIN}{name}")]
     lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
     caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
     return [
@@ -58,13 +53,13 @@ def symbol(metadata: Mapping[str, Any]) -> str:
 
 def sink_panels(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[Panel]:
     """Plot sink rate and mean α_0 by step, and the rate of a virtual sink."""
-    rates = _curve(symbol(metadata), history, "sink_rate", "%")
+    rates = curve(symbol(metadata), history, "sink_rate", "%")
     first_rate, largest_rate = numeric_column(history, "sink_rate"), numeric_column(history, "sink_rate_max")
     if np.nanmax(np.abs(largest_rate - first_rate), initial=0) > 0:
-        rates += _curve("strongest position", history, "sink_rate_max", "%")
-    rates += _curve("virtual sink", history, "virtual_sink_rate", "%")
-    masses = _curve("mean α₀", history, "alpha_first")
-    uniform = _curve(UNIFORM, history, "alpha_uniform") if masses else []
+        rates += curve("strongest position", history, "sink_rate_max", "%")
+    rates += curve("virtual sink", history, "virtual_sink_rate", "%")
+    masses = curve("mean α₀", history, "alpha_first")
+    uniform = curve(UNIFORM, history, "alpha_uniform") if masses else []
     lines = [("mean α₀", 0, 0), (UNIFORM, GREY, 1)] if uniform else None
     return [
         *panel("Sink rate", "% of heads × samples", "step", rates),
@@ -77,14 +72,14 @@ def norm_panels(history: pd.DataFrame, sinks: pd.DataFrame) -> list[Panel]:
     by_step = at_step(sinks, "norm_ratio")
     steps = [list(by_step)[i] for i in thin_indices(len(by_step), SHOWN_STEPS)]
     profiles = [
-        point for step in steps for point in _curve(f"step {step:,}", by_step[step].sort_values("layer"), axis="layer")
+        point for step in steps for point in curve(f"step {step:,}", by_step[step].sort_values("layer"), axis="layer")
     ]
     rows = pd.concat(by_step.values()) if by_step else pd.DataFrame({"layer": []})
     layers = sorted(int(layer) for layer in rows["layer"].dropna().unique())
     curves = []
     for layer in [layers[i] for i in thin_indices(len(layers), SHOWN_LAYERS)]:
-        curves += _curve("layer −1" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
-    largest = _curve("largest of all layers", history, "norm_ratio")
+        curves += curve("layer −1" if layer == -1 else f"layer {layer}", rows[rows["layer"] == layer])
+    largest = curve("largest of all layers", history, "norm_ratio")
     inks = [GREY, *_INKS[1 : len(steps) - 1], _INKS[0]] if len(steps) > 1 else _INKS[: len(steps)]
     lines = [(f"step {step:,}", ink, 0) for step, ink in zip(steps, inks, strict=True)]
     styles = [("largest of all layers", GREY, 1)] if largest else []
@@ -105,7 +100,7 @@ def position_panels(sinks: pd.DataFrame) -> list[Panel]:
     points = []
     for epsilon, group in rows.groupby("epsilon", dropna=False):
         name = "sink rate" if pd.isna(epsilon) else f"ε = {epsilon:g}"
-        points += _curve(name, group.sort_values("position"), unit="%", axis="position")
+        points += curve(name, group.sort_values("position"), unit="%", axis="position")
     names = _names(points)
     caption = "Sink rate by position" + (f", {names[0]}" if len(names) == 1 and names[0] != "sink rate" else "")
     return panel(caption, f"% of heads × samples, step {step:,}", "position", points)
