@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,11 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     keys = dict.fromkeys(key for settings in flat.values() for key in settings)
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
     different = [row for row in rows if len({row[name] for name in runs}) > 1 and row["setting"] not in outcomes]
-    told = [row["setting"] for row in different if _part_with_hash(row["setting"]) is None]
-    shown = [row for row in different if not _is_explained(_part_with_hash(row["setting"]), told)]
+    parts = {row["setting"]: _part_with_hash(row["setting"]) for row in different}
+    told = [setting for setting, part in parts.items() if part is None]
+    # What differs in the same part says more than its hash.
+    explained = {part for part in parts.values() if part and any(setting.startswith(f"{part}.") for setting in told)}
+    shown = [row for row in different if parts[row["setting"]] not in explained]
     if "seed" in told:
         shown = [row for row in shown if len({_SPLIT_SEED.sub("", row[name]) for name in runs}) > 1]
     return pd.DataFrame(shown, columns=["setting", *runs])
@@ -90,11 +93,6 @@ def _part_with_hash(setting: str) -> str | None:
     """Return the part of the metadata that a hash is of, as `stream.tasks.TASK`; None where it is no hash."""
     found = _HASH_NAME.fullmatch(setting)
     return found and found[1]
-
-
-def _is_explained(part: str | None, told: Sequence[str]) -> bool:
-    """Return whether something that differs in the same part says more than its hash."""
-    return part is not None and any(setting.startswith(f"{part}.") for setting in told)
 
 
 def _task_names(run: RunResult) -> list[str]:
@@ -120,10 +118,8 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for key in keys:
         values = {name: figures[name].get(key, {}) for name in runs}
-        row: dict[str, Any] = {
-            "figure": key,
-            **{name: t_interval(list(of.values())).mean for name, of in values.items()},
-        }
+        row: dict[str, Any] = {"figure": key}
+        row |= {name: t_interval(list(of.values())).mean for name, of in values.items()}
         for name in others:
             column = "difference" if len(others) == 1 else f"{name} − {first}"
             is_place = str(key).endswith(_PLACE)

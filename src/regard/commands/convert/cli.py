@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Convert, save and print; check the configuration before the model is read."""
-    base = ConvertConfig() if args.config is None else ConvertConfig.from_file(args.config)
-    config = base.replace(**parse_config_options(args, ConvertConfig))
+    config = ConvertConfig.from_options(args.config, parse_config_options(args, ConvertConfig))
     from regard.commands.convert.run import PARTS, convert
     from regard.runs.command_line import run_command
 

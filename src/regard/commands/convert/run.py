@@ -216,11 +216,11 @@ class _Conversion:
             self.add_stage("replaced", self.student, 0, 0.0)
             if config.layer_steps:
                 self.train_only([p for p in all_trained if p in of_attention])
-                self.train("layers", 0, self.match.loss, _count_tokens)
+                self.train("layers", 0, self.match.loss, lambda rows: rows["input_ids"].numel())
         if config.model_steps:
             chosen = all_trained if config.trained == "all" else [p for p in all_trained if p in of_attention]
             self.train_only(chosen)
-            self.train("model", config.layer_steps, _language_model_loss, _count_targets)
+            self.train("model", config.layer_steps, _language_model_loss, lambda rows: rows["input_ids"][:, 1:].numel())
         for parameter in all_trained:
             parameter.requires_grad_(True)
         if config.attention == TRAINED_AVERAGE:
@@ -325,11 +325,3 @@ def _name_loss(stage: Stage, row: Mapping[str, float]) -> dict[str, float]:
 def _language_model_loss(model: Any, rows: Rows) -> Tensor:
     ids = rows["input_ids"]
     return logits_cross_entropy(model(input_ids=ids, use_cache=False).logits[:, :-1], ids[:, 1:])
-
-
-def _count_tokens(rows: Rows) -> int:
-    return rows["input_ids"].numel()
-
-
-def _count_targets(rows: Rows) -> int:
-    return rows["input_ids"][:, 1:].numel()

@@ -59,11 +59,7 @@ class Sequences:
         rows = torch.cat([torch.tensor(self.start, dtype=rows.dtype).expand(len(rows), -1), rows], dim=1)
         if self._begins_within:
             for row in rows:
-                row.copy_(torch.tensor(self._with_starts(row.tolist())[: len(row)]))
+                texts = row[len(self.start) :].tolist()
+                ids = [token for one in texts for token in ((one, *self.start) if one == self.eos else (one,))]
+                row.copy_(torch.tensor([*self.start, *ids][: len(row)]))
         return rows
-
-    def _with_starts(self, ids: list[int]) -> list[int]:
-        first = len(self.start)
-        return ids[:first] + [
-            token for one in ids[first:] for token in ((one, *self.start) if one == self.eos else (one,))
-        ]

@@ -260,7 +260,8 @@ def _observe(
             statistic.layers = []
         sites = {site: _describe_site(site, observed, loaded, patches, config) for site in observed.attention}
         alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
-        shapes = {key: _shape(*key, alpha, observed) for key, alpha in alphas.items()}
+        queries = {site: sites[site]["num_queries"] for site in sites}
+        shapes = {key: Shape(*key, len(alpha), queries[key[0]], alpha.shape[1]) for key, alpha in alphas.items()}
         few = {site: torch.tensor(sites[site]["few"], dtype=torch.long) for site in sites}
         quiet = {key: alpha.index_fill(1, few[key[0]], 0).amax(-1).argsort().tolist() for key, alpha in alphas.items()}
         num_numbers = sum(sites[site]["numbers"] for site in sites)
@@ -281,10 +282,6 @@ def _observe(
         entry = next(entry for entry in sites[site]["layers"] if entry["layer"] == layer)
         entry |= {"alpha": encode(alpha), "mean": encoding.encode_float(alpha.mean(0)), **matrices[site, layer]}
     return observed, [{**site, "whole": detail.whole} for site in sites.values()]
-
-
-def _shape(site: str, layer: int, alpha: Tensor, observed: _Observed) -> Shape:
-    return Shape(site, layer, alpha.shape[0], int(observed.attention[site][layer].length[0]), alpha.shape[1])
 
 
 def _describe_site(
