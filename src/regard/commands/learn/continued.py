@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
 from regard.commands.learn.heads import HEAD
+from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
 from regard.continual.earlier_tasks import KEPT, EarlierTasks
@@ -28,7 +29,6 @@ from regard.runs.output_dir import read_json
 
 CONTINUED = "continued"
 """Key in the metadata: the runs that this one went on with, the first first."""
-RunT = TypeVar("RunT", bound=Any)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class FinishedRun:
             got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
             raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
 
-    def go_on(self, run: RunT) -> RunT:
+    def go_on(self, run: Run) -> Run:
         """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.
 
         Raises UserError if the method has other settings than it had then, by another version or file.
@@ -92,8 +92,7 @@ class FinishedRun:
             if before != after:
                 raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
         changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "search": chosen["search"]}
-        changes["earlier"] = self.earlier_tasks(config)
-        return replace(run, config=config, **changes)
+        return replace(run, config=config, earlier=self.earlier_tasks(config), **changes)
 
     def choices(self, method: str, seed: int) -> Mapping[str, Any]:
         """Return what the run chose for a method and a seed. Raises UserError if it has no such run."""

@@ -19,16 +19,12 @@ def make_general_tables(tables: Tables) -> list[Part]:
     rows = tables.get("general", pd.DataFrame())
     if rows.empty:
         return []
-    afters, lines = _choose_columns(count_tasks(tables["matrix"])), []
+    num_tasks, lines = count_tasks(tables["matrix"]), []
+    step = -(-num_tasks // (MAX_COLUMNS - 1))
+    afters = [*range(0, num_tasks, step), num_tasks]  # all numbers of trained tasks, or some
     for (method, statistic), values in rows.groupby(["method", "statistic"], sort=False):
         means = values.groupby("after_task")["value"].mean()
         change = means.iloc[-1] - means.get(0, 0.0)
         cells = [labels.number(means[after], 3) if after in means else "–" for after in afters]
         lines.append((str(method), "", [str(statistic), *cells, labels.format_signed(change)]))
     return [Table(lines, ["Method", "Statistic", *map(str, afters), "Change"], "Beyond the stream")]
-
-
-def _choose_columns(num_tasks: int) -> list[int]:
-    """Return numbers of trained tasks, all or some of them, the first and the last among these."""
-    step = -(-num_tasks // (MAX_COLUMNS - 1))
-    return sorted({*range(0, num_tasks, step), num_tasks})

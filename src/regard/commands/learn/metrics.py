@@ -137,13 +137,8 @@ def format_estimate(estimate: Estimate | None) -> str:
         return format_fixed(estimate.mean)
     upper, lower = estimate.ci_high - estimate.mean, estimate.mean - estimate.ci_low
     if abs(upper - lower) > 1e-6 * max(1.0, abs(upper)):
-        return f"{format_fixed(estimate.mean)} ({format_interval(estimate.ci_low, estimate.ci_high)})"
+        return f"{format_fixed(estimate.mean)} ({format_fixed(estimate.ci_low)} to {format_fixed(estimate.ci_high)})"
     return f"{format_fixed(estimate.mean)} ± {format_fixed(upper)}"
-
-
-def format_interval(low: float, high: float) -> str:
-    """Format an interval, as in "90.51 to 91.33"."""
-    return f"{format_fixed(low)} to {format_fixed(high)}"
 
 
 UNFOLDED_METRICS = ("average_performance", "forgetting")

@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,36 +43,54 @@ SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """One method with one seed, over its stream."""
+
+    config: LearnConfig
+    stream: Stream
+    fitted: bool = False  # the length to the stream's texts
+    lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
+    earlier: EarlierTasks | None = None  # of a finished run
+    search: Sequence[Row] = ()  # for the learning rate, in a finished run
+
+    @property
+    def key(self) -> str:
+        """Name of the run, usable as a folder name."""
+        parts = (self.config.label, str(self.config.seed))
+        return "-".join("".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in parts)
+
+    @property
+    def columns(self) -> Row:
+        """Columns of all tables that are constant in the run."""
+        order = "-".join(map(str, self.stream.order))
+        return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
+
+
 def run_method(
-    config: LearnConfig,
-    stream: Stream,
+    run: Run,
     loaded: Loaded,
     *,
     states: Path,
     models: Path | None,
-    fitted: bool = False,
-    lora: Mapping[str, Any] | None = None,
-    earlier: EarlierTasks | None = None,
-    resume: bool = False,
-    tell: Callable[[ProgressEvent], None] | None = None,
+    resume: bool,
+    tell: Callable[[ProgressEvent], None] | None,
 ) -> Row:
     """Run one method over a stream, and return the rows of the tables by name, and metadata. Raises UserError.
 
     The run resumes from its state in `states`. The tasks' changes to the model go to `models`, if any. `tell` is called
-    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `NOTE`. `fitted`: whether the
-    length was fitted to the texts; `lora`: adapters that a reference trains, see `choose_reference_lora`; `earlier`:
-    tasks of a finished run.
+    with progress, first with phase `PROTOCOLS` if the stream's protocols differ, and `NOTE`.
     """
-    start = time.perf_counter()
+    start, config, stream, lora = time.perf_counter(), run.config, run.stream, run.lora
     method = config.make_method()
     method_rate = method.own_learning_rate(config.budget())
-    budget, search = _budget(config, stream, loaded, lora) if method_rate is None else (config.budget(lora=lora), [])
-    learner = _make_learner(config, stream, method, loaded, budget, lora)
+    budget, search = _budget(run, loaded) if method_rate is None else (config.budget(lora=lora), [])
+    learner = _make_learner(run, method, loaded, budget)
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
         tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
     lengths = {name: getattr(budget, name) for name in ("length", "target_length")}
-    lengths |= {"fitted": fitted, "truncation": measure_truncation(learner)}
+    lengths |= {"fitted": run.fitted, "truncation": measure_truncation(learner)}
     for note in (describe_lengths([lengths]), describe_references([{"method": config.method, LORA: lora}])):
         if tell_main is not None and note:
             tell_main(ProgressEvent(1, stream.tasks[0].name, NOTE, 0, 0, {}, note))
@@ -80,8 +98,8 @@ def run_method(
     with processes.raise_on_all_ranks():
         if deltas is not None:
             deltas.begin(learner, method, config.method)
-            if earlier is not None and not (deltas.folder / INDEX).exists():
-                earlier.copy_deltas(learner, deltas.folder)
+            if run.earlier is not None and not (deltas.folder / INDEX).exists():
+                run.earlier.copy_deltas(learner, deltas.folder)
     pairs: list[Row] = measure_interference(learner, config, num_tasks=0)
 
     def save_task(learner: Learner, num_tasks: int) -> None:
@@ -99,7 +117,7 @@ def run_method(
         method,
         folder=states,
         resume=resume,
-        earlier=earlier,
+        earlier=run.earlier,
         checkpoint_every=config.save_steps,
         diagnose=make_diagnostics(config, loaded) if config.diagnostic_samples else None,
         evaluate=_make_evaluations(config, learner),
@@ -152,10 +170,10 @@ def collect_numbers(rows: Mapping[str, Sequence[Row]], num_tasks: int) -> dict[s
     return numbers | {f"general/{row['statistic']}": float(row["value"]) for row in evaluated}
 
 
-def check_method(config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None = None) -> None:
+def check_method(run: Run, loaded: Loaded) -> None:
     """Check that a run can begin. Raises UserError."""
-    learner = _make_learner(config, stream, config.make_method(), loaded, config.budget(lora=lora), lora)
-    _make_evaluations(config, learner)
+    learner = _make_learner(run, run.config.make_method(), loaded, run.config.budget(lora=run.lora))
+    _make_evaluations(run.config, learner)
 
 
 def task_hashes(stream: Stream) -> dict[str, dict[str, str]]:
@@ -203,11 +221,11 @@ def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None =
     """Warn about tasks that were not learnt, as `find_unlearnt` finds them; `rate` is the method's own, if any."""
     if not tasks:
         return []
-    own_hint = "" if rate is None else f"more epochs or another {rate.option.rstrip(' =')}"
-    hint = own_hint or "more --num-epochs or --learning-rate"
-    return [
-        f"scores: no better than the most frequent label, or 0, right after training: {', '.join(tasks)}. Try {hint}"
-    ]
+    hint = "more --num-epochs or --learning-rate"
+    if rate is not None:
+        hint = f"more epochs or another {rate.option.rstrip(' =')}"
+    problem = "no better than the most frequent label, or 0, right after training"
+    return [f"scores: {problem}: {', '.join(tasks)}. Try {hint}"]
 
 
 def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row], num_rows: Mapping[str, int]) -> list[str]:
@@ -281,30 +299,23 @@ def _suggest_preserving(config: Any) -> str:
     return f"more than --set reflection_weight={config.reflection_weight:g}, or gate=open"
 
 
-def _make_learner(
-    config: LearnConfig,
-    stream: Stream,
-    method: Method,
-    loaded: Loaded,
-    budget: TrainingBudget,
-    lora: Mapping[str, Any] | None,
-) -> Learner:
-    lora = lora if config.lora_rank is None else {"rank": config.lora_rank}
-    return make_learner(stream, method, loaded, budget, seed=config.seed, lora=lora, head=chosen_head(config))
+def _make_learner(run: Run, method: Method, loaded: Loaded, budget: TrainingBudget) -> Learner:
+    config = run.config
+    lora = run.lora if config.lora_rank is None else {"rank": config.lora_rank}
+    return make_learner(run.stream, method, loaded, budget, seed=config.seed, lora=lora, head=chosen_head(config))
 
 
-def _budget(
-    config: LearnConfig, stream: Stream, loaded: Loaded, lora: Mapping[str, Any] | None
-) -> tuple[TrainingBudget, list[Row]]:
+def _budget(run: Run, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
     """Return the budget, with the learning rate searched on the first task's dev rows if there are several."""
+    config = run.config
     if len(config.learning_rates) <= 1:
-        return config.budget(lora=lora), []
-    first_stream = replace(stream, tasks=stream.tasks[:1], order=(0,))
-    check_disjoint(first_stream.tasks[0])
+        return config.budget(lora=run.lora), []
+    first_task = replace(run, stream=replace(run.stream, tasks=run.stream.tasks[:1], order=(0,)))
+    check_disjoint(run.stream.tasks[0])
     search = []
     for rate in config.learning_rates:
         method = config.make_method()
-        learner = _make_learner(config, first_stream, method, loaded, config.budget(rate), lora)
+        learner = _make_learner(first_task, method, loaded, config.budget(rate))
         run_stream(learner, method)
         search.append({"learning_rate": rate, "score": score_task(learner, 0, tasks_trained=1, split="dev").til})
     best = max(search, key=lambda entry: entry["score"])

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +15,10 @@ from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.identity import run_identity, untold_identity
 from regard.commands.learn.metrics import REFERENCES
-from regard.commands.learn.one_run import TASK_END, check_method, run_method, task_hashes
+from regard.commands.learn.one_run import TASK_END, Run, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
-from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.learner import Row
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import warn_of_labels_alike
@@ -53,30 +52,6 @@ STREAM_FIELDS = (
     *("task_type", "missing_tasks", "missing_values", "instructions"),
 )
 """Fields that select the rows of a named stream; a `Stream` object has its rows."""
-
-
-@dataclass(frozen=True)
-class _Run:
-    """One method with one seed, over its stream."""
-
-    config: LearnConfig
-    stream: Stream
-    fitted: bool = False  # the length to the stream's texts
-    lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
-    earlier: EarlierTasks | None = None  # of a finished run
-    search: Sequence[Row] = ()  # for the learning rate, in a finished run
-
-    @property
-    def key(self) -> str:
-        """Name of the run, usable as a folder name."""
-        parts = (self.config.label, str(self.config.seed))
-        return "-".join("".join(c if c.isalnum() or c in "+=." else "-" for c in part) for part in parts)
-
-    @property
-    def columns(self) -> Row:
-        """Columns of all tables that are constant in the run."""
-        order = "-".join(map(str, self.stream.order))
-        return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
 
 
 @shown_in_notebook(describe_progress)
@@ -181,7 +156,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         lora = choose_reference_lora(by_method, loaded.model)
         heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
         runs = [
-            _Run(
+            Run(
                 replace(run, length=lengths[run.seed], head=heads[run.seed]),
                 streams[run.seed],
                 fitted=config.length is None,
@@ -194,7 +169,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         # Before `start` deletes an earlier state, and not after the hours of the methods before the last
         if not (work.resume and work.can_resume()):
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
-                check_method(run.config, run.stream, loaded, run.lora)
+                check_method(run, loaded)
         continued = [] if finished is None else finished.record()
         identity = {**run_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})}
         work.start(identity, untold_identity(runs[0].stream))
@@ -221,7 +196,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
 
 
 def _report_run(
-    run: _Run, number: int, num_runs: int, on_progress: Callable[[Progress], None] | None
+    run: Run, number: int, num_runs: int, on_progress: Callable[[Progress], None] | None
 ) -> Callable[[ProgressEvent], None] | None:
     if on_progress is None:
         return None
@@ -255,13 +230,11 @@ def _add_log(on_progress: Callable[[Progress], None] | None, log: Log) -> Callab
 
 
 def _run_and_keep(
-    run: _Run, loaded: Loaded, work: WorkDir, *, save_models: bool, report: Callable[[ProgressEvent], None] | None
+    run: Run, loaded: Loaded, work: WorkDir, *, save_models: bool, report: Callable[[ProgressEvent], None] | None
 ) -> Row:
     """Run one method with one seed, write the result to the journal, and delete its states."""
     states, models = work.folder / STATES / run.key, work.folder / MODELS / run.key if save_models else None
-    options: dict[str, Any] = {"fitted": run.fitted, "lora": run.lora, "earlier": run.earlier}
-    options |= {"resume": work.resume, "tell": report}
-    result = run_method(run.config, run.stream, loaded, states=states, models=models, **options)
+    result = run_method(run, loaded, states=states, models=models, resume=work.resume, tell=report)
     with processes.raise_on_all_ranks():
         result = work.journal.add(run.key, result)
     if is_main_process():
@@ -330,7 +303,7 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
     return fit_length(stream, loaded, config.target_length)
 
 
-def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
+def _describe(config: LearnConfig, runs: Sequence[Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
     first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
     with_labels = config.head != "auto" or any(result[HEAD] for result in run_results)
     configs = [run.config for run in runs if run.config.seed == first_seed]
@@ -364,7 +337,7 @@ def _describe(config: LearnConfig, runs: Sequence[_Run], loaded: Loaded, results
     )
 
 
-def _describe_one(run: _Run, result: Row, warnings: Sequence[str]) -> dict[str, Any]:
+def _describe_one(run: Run, result: Row, warnings: Sequence[str]) -> dict[str, Any]:
     """Return a run's metadata, with more `warnings` than it gave itself."""
     return {
         "key": run.key,
