@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import chain, islice
@@ -161,7 +161,7 @@ class _SourcePacker:
             head = list(islice(documents, FEW_DOCUMENTS))
             few, documents = len(head) < FEW_DOCUMENTS, chain(head, documents)
             metadata = self._pack_by_split(folder, fingerprint, documents, None if few else valid_fraction)
-            lacks_split = not few and not all(_has_blocks(metadata, split) for split in (TRAIN, VALID))
+            lacks_split = not few and sum(part.rows > 0 for part in metadata.values()) < 2
             if lacks_split and self.source.tokens is not None:  # as many tokens as are wanted are few documents
                 few = True
                 metadata = self._pack_by_split(folder, fingerprint, read_source(where), None)
@@ -192,10 +192,6 @@ class _SourcePacker:
         key = json.dumps([READING, fingerprint, self.length, tokenizer_hash(self.tokenizer)])
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", self.source.name)
         return self.folder / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-
-
-def _has_blocks(metadata: Mapping[str, BlocksMetadata], split: str) -> bool:
-    return split in metadata and metadata[split].rows > 0
 
 
 def _choose_split(section: str, valid_fraction: float) -> str:

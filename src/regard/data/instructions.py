@@ -17,7 +17,8 @@ from regard.errors import UserError
 TEST_FRACTION = 0.2  # fraction of each class that is held out for testing if a task has one split only
 SINGLE_FILE_FRACTIONS = (0.1, 0.1)  # fractions of dev and test of a task in a single file
 _SEED = 0  # rows held out of a file do not depend on the seed of a stream
-_SPLIT_FILES = ("train", "dev", "test")
+_SPLIT_FILES = {"train": ("train.json",), "dev": ("dev.json", "eval.json"), "test": ("test.json",)}
+"""Names of a split's file; TRACE's dev split is eval.json."""
 _KINDS = {
     "dialogue generation": "dialogue",
     "summarization": "summarisation",
@@ -69,17 +70,12 @@ def read_instruction_file(path: Path) -> InstructionFile:
 def find_task_files(folder: Path, benchmark: Benchmark, name: str) -> dict[str, Path]:
     """Find the files of a task by split, or a single file as "all"; empty if there are none."""
     for root in candidate_folders(folder, benchmark):
-        files = {split: file for split in _SPLIT_FILES if (file := find_file(root / name, *_list_names(split)))}
+        files = {split: file for split, names in _SPLIT_FILES.items() if (file := find_file(root / name, *names))}
         if files:
             return files
         if file := find_file(root, f"{name}.json"):
             return {"all": file}
     return {}
-
-
-def _list_names(split: str) -> tuple[str, ...]:
-    """Return the names of a split's file; TRACE's dev split is eval.json."""
-    return ("dev.json", "eval.json") if split == "dev" else (f"{split}.json",)
 
 
 def candidate_folders(folder: Path, benchmark: Benchmark) -> tuple[Path, ...]:

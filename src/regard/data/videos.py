@@ -96,12 +96,8 @@ def _pick(opened: Image.Image, name: str, numbers: Sequence[int]) -> list[Image.
 def _frame_files(folder: Path) -> list[Path]:
     """Return the images that lie in a folder itself, in the order of the numbers in their names: 2 before 10."""
     files = [file for file in list_files(folder, SUFFIXES) if file.parent == folder]
-    return sorted(files, key=lambda file: [int(part) if part.isdecimal() else part for part in _split(file.name)])
-
-
-def _split(name: str) -> list[str]:
-    """Return a name as words and numbers by turns, the first of which is a word."""
-    return re.split(r"(\d+)", name)
+    parts = {file: re.split(r"(\d+)", file.name) for file in files}  # words and numbers by turns, a word first
+    return sorted(files, key=lambda file: [int(part) if part.isdecimal() else part for part in parts[file]])
 
 
 def read_videos(paths: Sequence[str | Path]) -> Videos:
