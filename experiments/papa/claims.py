@@ -24,7 +24,7 @@ from experiments.common.claims import (
 from experiments.common.comparison import paired, where
 from experiments.common.parts import RESULTS, join_words
 from experiments.papa.run import ELSEWHERE, TASKS
-from regard.commands.replace.result import intervals, relative_drop
+from regard.commands.replace.scores import intervals, relative_drop
 
 NAMES = {"cola": "CoLA", "sst2": "SST-2", "mrpc": "MRPC", "ner": "NER", "pos": "POS"}
 DATA_FREE = ("identity", "toeplitz", "zeros")

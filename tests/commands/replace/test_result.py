@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from regard import UserError
-from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
+from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, ReplaceResult
+from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
 from tests.commands.replace import replaced_run
 
 FILES = ["constants.safetensors", "cost.parquet", "heads.json", "report.html", "results.json", "scores.parquet"]

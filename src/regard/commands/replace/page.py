@@ -140,7 +140,7 @@ def _drops_table(outcome: Outcome) -> Table:
     table_rows = []
     for (model, task, metric), rows in drops.groupby(GROUP, sort=False):
         by_fraction = {float(row.dynamic_fraction): words.row_drop(row) for row in rows.itertuples()}
-        note = f"{words.metric(str(metric))}, original {_original(rows)}"
+        note = f"{words.metric(str(metric))}, original {labels.number(float(rows['original'].iloc[0]), 3)}"
         name = words.title(outcome, str(model), str(task))
         table_rows.append((name, note, [by_fraction.get(fraction, "–") for fraction in fractions]))
     percent = drops[(drops["unit"] == "%") & drops["drop"].notna()]
@@ -198,10 +198,6 @@ def _by_task(outcome: Outcome, drops: pd.DataFrame, column: str, original: str) 
         table_rows.append((str(name), "", [by_key.get(key, "–") for key in by_task]))
     head = [column, *(words.title(outcome, model, task) for model, task, _ in by_task)]
     return Table(table_rows, head, f"Scores by {column.lower()} and task")
-
-
-def _original(drops: pd.DataFrame) -> str:
-    return labels.number(float(drops["original"].iloc[0]), 3)
 
 
 def _patterns(heads: pd.DataFrame) -> Table:

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from regard.commands.replace.charts import Picture, order_panels, pictures, score_panels
 from regard.commands.replace.page import replace_page
-from regard.commands.replace.scores import COLUMNS as SCORE_COLUMNS
-from regard.commands.replace.scores import Outcome, intervals, relative_drop
+from regard.commands.replace.scores import Outcome, intervals
 from regard.commands.replace.terminal import replace_summary
 from regard.commands.replace.words import describe_fraction, row_drop
 from regard.constants import count_dynamic
@@ -34,7 +33,6 @@ HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("dynamic_fraction", "latency_ms", "relative_time", "relative_time_low", "relative_time_high", "flops")
 ReplaceKind = Literal["fractions", "orders", "constants"]
-__all__ = ["COST_COLUMNS", "HEAD_COLUMNS", "SCORE_COLUMNS", "ReplaceResult", "intervals", "relative_drop"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,8 +40,9 @@ class ReplaceResult(RunResult):
     """Scores, head ranking and cost; `docs/design.md` describes the tables.
 
     Attributes:
-        scores: One row per score (`SCORE_COLUMNS`), with "none" for constants and rank_heads_by of the original model;
-            other operations stand under constants, with "attention" for rank_heads_by and a fraction of 0.
+        scores: One row per score (`COLUMNS` of `regard.commands.replace.scores`), with "none" for constants and
+            rank_heads_by of the original model; other operations stand under constants, with "attention" for
+            rank_heads_by and a fraction of 0.
         heads: One row per head (`HEAD_COLUMNS`); rank 0 stays dynamic longest.
         cost: One forward pass of a batch at each fraction (`COST_COLUMNS`).
         metadata: Provenance of the results.

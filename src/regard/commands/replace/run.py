@@ -20,8 +20,8 @@ from regard.commands.replace.evaluation import (
     Scored,
 )
 from regard.commands.replace.ranking import HeadRanking
-from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, SCORE_COLUMNS, ReplaceResult
-from regard.commands.replace.scores import ATTENTION, NONE, WIDTHS, ZEROS
+from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, ReplaceResult
+from regard.commands.replace.scores import ATTENTION, COLUMNS, NONE, WIDTHS, ZEROS
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
@@ -350,7 +350,7 @@ def _scores(
             evaluation.step(f"scoring {name}, for comparison")
             constants = make_data_free(name, averages)
             add(name, config.rankings[0], 0.0, evaluation.scores(constants, averages.heads, seeds))
-    return pd.DataFrame(rows, columns=[*SCORE_COLUMNS, *WIDTHS])
+    return pd.DataFrame(rows, columns=[*COLUMNS, *WIDTHS])
 
 
 def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
