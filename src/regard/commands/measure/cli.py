@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,22 +81,17 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         raise UserError(
             f"--text cannot be used with --input {config.input}, whose tokens are not taken from text. Leave it out."
         )
-    kinds = ("images", "audio", "videos")
-    for option in kinds:
-        if getattr(args, option) and (args.text or config.input != "natural"):
-            raise UserError(f"--{option} cannot be used with --text or --input; the text beside {option} is --prompt")
-    given = [option for option in kinds if getattr(args, option)]
+    readers: dict[str, Callable[[Sequence[str]], Any]]
+    readers = {"images": read_images, "audio": read_sounds, "videos": read_videos}
+    given = [kind for kind in readers if getattr(args, kind)]
+    if given and (args.text or config.input != "natural"):
+        raise UserError(f"--{given[0]} cannot be used with --text or --input; the text beside {given[0]} is --prompt")
     if len(given) > 1:
         raise UserError(f"--{given[0]} cannot be used with --{given[1]}: give one of them")
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
     texts = read_texts(args.text) if args.text else None
-    images = read_images(args.images) if args.images else None
-    audio = read_sounds(args.audio) if args.audio else None
-    videos = read_videos(args.videos) if args.videos else None
-    options = arguments.model_options(args)
-    options |= {"random_weights": args.random_weights, "seed": config.seed}
-    media: dict[str, Any] = {"images": images, "audio": audio, "videos": videos}
-    options |= {kind: value is not None for kind, value in media.items()}
-    loaded = models.load(args.model, **options)
+    media = {kind: readers[kind](getattr(args, kind)) for kind in given}
+    options = arguments.model_options(args) | dict.fromkeys(given, True)
+    loaded = models.load(args.model, **options, random_weights=args.random_weights, seed=config.seed)
     return measure(loaded, texts=texts, **media, config=config, on_progress=on_progress)

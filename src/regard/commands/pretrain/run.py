@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +31,7 @@ from regard.errors import UserError, warn_user
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.distributed import join_processes, naming_lost_rank
+from regard.runs.integrity import sha256_of_json
 from regard.runs.output_dir import atomic_folder, cache_dir
 from regard.runs.progress import OnProgress, ProgressEvent, report_packing, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_run, sha256_of_weights
@@ -302,9 +301,9 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     """Return the tokenizer: read, or trained on the text, once for the same text and size."""
     if config.tokenizer != TRAIN_TOKENIZER:
         return tokenizers.read_tokenizer(config.tokenizer)
-    size = _wanted_vocab_size(config)
-    about = json.dumps([[[identify_source(s.where), s.weight, s.tokens] for s in sources], size])
-    folder = cache / hashlib.sha256(about.encode()).hexdigest()[:16]
+    size = config.vocab_size or TRAINED_VOCAB_SIZE
+    text = [[identify_source(source.where), source.weight, source.tokens] for source in sources]
+    folder = cache / sha256_of_json([text, size])[:16]
     if not folder.is_dir():
         trained = tokenizers.train_tokenizer(sample_texts(sources), size)
         try:
@@ -316,13 +315,8 @@ def _tokenizer(config: PretrainConfig, sources: list[Source], cache: Path) -> An
     return tokenizers.read_tokenizer(folder)
 
 
-def _wanted_vocab_size(config: PretrainConfig) -> int:
-    """Return the size of a trained tokenizer, if the text gives as many."""
-    return config.vocab_size or TRAINED_VOCAB_SIZE
-
-
 def _warn_of_a_small_vocabulary(config: PretrainConfig, tokenizer: Any) -> None:
-    size, wanted = len(tokenizer), _wanted_vocab_size(config)
+    size, wanted = len(tokenizer), config.vocab_size or TRAINED_VOCAB_SIZE
     if config.tokenizer == TRAIN_TOKENIZER and size < wanted:
         warn_user(f"vocabulary: the text gives {size:,} tokens, not {wanted:,}; the model has {size:,}")
 
