@@ -135,18 +135,6 @@ def _joint_half_width(variances: Sequence[float], freedom: Sequence[int]) -> flo
     return t_quantile(0.95, max(1, math.floor(joint + 1e-9))) * math.sqrt(total)
 
 
-def welch_half_width(n: int, std_error: float, other_n: int, other_std_error: float) -> float:
-    """Return half of the 95 % interval of a difference of two means of `n` and `other_n` values; NaN for one below 2.
-
-    A standard error is s/√n. The degrees of freedom are rounded down.
-
-    Source: Welch 1947, Biometrika 34, 28.
-    """
-    if min(n, other_n) < 2:
-        return math.nan
-    return _joint_half_width([std_error**2, other_std_error**2], [n - 1, other_n - 1])
-
-
 class SeedDifference(NamedTuple):
     """The difference of two means over seeds, half of its 95 % interval (NaN without one), and the paired seeds."""
 
@@ -177,14 +165,19 @@ def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float])
 
     With two seeds or more in common, at least half of those of each, the difference is that of these pairs (Student's
     t), without the other seeds; else it is that of the means, with Welch's interval, for which both need two seeds.
+
+    Source: Welch 1947, Biometrika 34, 28, with degrees of freedom that are rounded down.
     """
     common = sorted(values.keys() & reference.keys())
     if len(common) > 1 and 2 * len(common) >= max(len(values), len(reference)):
         paired = t_interval([values[seed] - reference[seed] for seed in common])
         return SeedDifference(paired.mean, paired.ci_high - paired.mean, paired.n)
     ours, theirs = (t_interval(list(by_seed.values())) for by_seed in (values, reference))
-    errors = [one.std / math.sqrt(one.n) if one.n > 1 else math.nan for one in (ours, theirs)]
-    return SeedDifference(ours.mean - theirs.mean, welch_half_width(ours.n, errors[0], theirs.n, errors[1]), 0)
+    half_width = math.nan
+    if min(ours.n, theirs.n) > 1:
+        variances = [(one.std / math.sqrt(one.n)) ** 2 for one in (ours, theirs)]
+        half_width = _joint_half_width(variances, [ours.n - 1, theirs.n - 1])
+    return SeedDifference(ours.mean - theirs.mean, half_width, 0)
 
 
 def t_test(differences: Sequence[float] | Floats) -> float | None:
