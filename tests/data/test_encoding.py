@@ -172,6 +172,7 @@ def test_batches_and_rows(bert: Any) -> None:
     assert [len(batch["input_ids"]) for batch in batches] == [2, 1]
     assert set(batches[0]) == {"input_ids", "attention_mask", "token_type_ids"}
     assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), made.input_ids)
+    assert torch.equal(made.inputs(torch.tensor([2, 0]))["input_ids"], made.input_ids[[2, 0]])
     assert made.rows(1, 3).labels.tolist() == [1, 2]
     assert made.rows(0, 3).sha256 == made.sha256 != made.rows(1, 3).sha256
     with pytest.raises(UserError, match="batch size: expected a whole number of at least 1, got 0"):

@@ -48,20 +48,20 @@ class Encoded:
 
     def rows(self, start: int, stop: int) -> Encoded:
         """Return the rows `start` to `stop` − 1; `truncated` stays that of all rows."""
-        types = None if self.token_type_ids is None else self.token_type_ids[start:stop]
-        ids, mask, labels = self.input_ids[start:stop], self.attention_mask[start:stop], self.labels[start:stop]
-        counts = self.token_counts[start:stop]
-        return replace(
-            self, input_ids=ids, attention_mask=mask, token_type_ids=types, labels=labels, token_counts=counts
-        )
+        part = slice(start, stop)
+        inputs: dict[str, Any] = self.inputs(part)
+        return replace(self, **inputs, labels=self.labels[part], token_counts=self.token_counts[part])
+
+    def inputs(self, index: slice | Tensor) -> dict[str, Tensor]:
+        """Return the model inputs of some rows, without labels."""
+        inputs = {"input_ids": self.input_ids[index], "attention_mask": self.attention_mask[index]}
+        return inputs if self.token_type_ids is None else {**inputs, "token_type_ids": self.token_type_ids[index]}
 
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
         """Iterate over model inputs without labels, `size` rows at a time; the last batch may be shorter."""
         check_int("batch size", size, least=1)
         for start in range(0, len(self), size):
-            rows = self.rows(start, start + size)
-            batch = {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
-            yield batch if rows.token_type_ids is None else {**batch, "token_type_ids": rows.token_type_ids}
+            yield self.inputs(slice(start, start + size))
 
 
 def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout = "paper") -> Encoded:

@@ -122,10 +122,7 @@ class ProbeEvaluator:
     def _batches(self, seed: int, epoch: int) -> Iterator[tuple[Mapping[str, Tensor], Tensor, Tensor]]:
         rows = self.train_rows
         for index in batch_rows(len(rows), self.through.batch_size, seed, epoch):
-            inputs = {"input_ids": rows.input_ids[index], "attention_mask": rows.attention_mask[index]}
-            if rows.token_type_ids is not None:
-                inputs["token_type_ids"] = rows.token_type_ids[index]
-            yield inputs, rows.attention_mask[index], rows.labels[index]
+            yield rows.inputs(index), rows.attention_mask[index], rows.labels[index]
 
 
 @dataclass(frozen=True)
@@ -171,8 +168,7 @@ class PerplexityEvaluator:
 
         def losses(epoch: int) -> Iterator[Tensor]:
             for index in batch_rows(len(rows), self.settings.batch_size, seed, epoch):
-                ids, mask = rows.input_ids[index], rows.attention_mask[index]
-                yield self._losses({"input_ids": ids, "attention_mask": mask}).mean()
+                yield self._losses(rows.inputs(index)).mean()
 
         groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
         with eval_mode(self.model), only_trainable(self.model, parameters):
