@@ -109,9 +109,9 @@ def power(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
 
 
-def with_unit(value: float, of: str, digits: int = 4) -> str:
+def with_unit(value: float, of: str) -> str:
     """The number and its unit; a unit in words is left to the caption."""
-    return f"{number(value, digits)} %" if of == "%" and not math.isnan(value) else number(value, digits)
+    return f"{number(value)} %" if of == "%" and not math.isnan(value) else number(value)
 
 
 def visible(token: str) -> str:

@@ -141,8 +141,8 @@ def test_trained_constants_differ_from_their_start(
     trained: list[tuple[Constants, Constants]] = []
     train = HeadEvaluation.train_constants
 
-    def noted(self: HeadEvaluation, constants: Constants, seed: int, name: str) -> Constants:
-        trained.append((constants, train(self, constants, seed, name)))
+    def noted(self: HeadEvaluation, constants: Constants, name: str) -> Constants:
+        trained.append((constants, train(self, constants, name)))
         return trained[-1][1]
 
     monkeypatch.setattr(HeadEvaluation, "train_constants", noted)

@@ -19,6 +19,9 @@ _OVERLAPS = {
     NEAR_COPIES: "Training rows that differ from a test row in punctuation or signs alone",
 }
 
+MAX_NAMED = 3
+"""Tasks that a sentence names, at most."""
+
 
 def describe_rows(stream: Mapping[str, Any]) -> list[str]:
     """Write one sentence for everything that was counted of the rows, from the metadata of the stream."""
@@ -35,8 +38,8 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _name_tasks(counts: Mapping[str, int], most: int = 3) -> str:
+def _name_tasks(counts: Mapping[str, int]) -> str:
     """Say how many rows the first tasks have, and how many all others have together."""
-    named = ", ".join(f"{count} of {task}" for task, count in list(counts.items())[:most])
-    rest = list(counts.values())[most:]
+    named = ", ".join(f"{count} of {task}" for task, count in list(counts.items())[:MAX_NAMED])
+    rest = list(counts.values())[MAX_NAMED:]
     return f"{named} and {sum(rest)} of {pluralize(len(rest), 'other task')}" if rest else named

@@ -247,17 +247,17 @@ class HeadEvaluation:
         average = partial(average_attention, self.evaluator.model, read_batches(inputs), inputs.length, **origin)
         return self._stored_constants("average", "average", "averaging attention", average)
 
-    def train_constants(self, constants: Constants, seed: int, source: str) -> Constants:
+    def train_constants(self, constants: Constants, source: str) -> Constants:
         """Return constants trained on the task's labels from these, all heads constant (PAPA, section 5.2)."""
         key = _key(constants.sha256, ())
 
         def train() -> Constants:
             with replacing(self.evaluator.model, constants, train=True) as replaced:
-                self._train(replaced, seed, self.constants_rate)
+                self._train(replaced, self.constants_rate)
                 trained = replaced.constants()
             return replace(trained, origin=replace(trained.origin, source=source))
 
-        entry = f"trained {key} {source} {seed}"
+        entry = f"trained {key} {source} 0"
         return self._stored_constants(entry, f"{source}-{key}", f"training constants, {source}", train)
 
     def _stored_constants(self, entry: str, name: str, step: str, compute: Callable[[], Constants]) -> Constants:
@@ -285,7 +285,7 @@ class HeadEvaluation:
 
         def train() -> list[list[Any]]:
             with mixing(self.evaluator.model, averages) as gated:
-                self._train(gated, 0, self.gate_rate)
+                self._train(gated, self.gate_rate)
                 return [[*site_layer, gates.tolist()] for site_layer, gates in gated.gate_values().items()]
 
         rows = self._stored_rows(f"lambda {_key(averages.sha256, ())} 0", "training lambda", train)
@@ -308,11 +308,13 @@ class HeadEvaluation:
             self.journal.add(entry, compute())
         return list(self.journal[entry])
 
-    def _train(self, replacement: Replacement, seed: int, rate: float | None) -> None:
+    def _train(self, replacement: Replacement, rate: float | None) -> None:
+        """Train what stands in heads, once for all seeds of probes: with seed 0."""
+
         def report_epoch(epoch: int, num_epochs: int, loss: float) -> None:
             self.step(f"epoch {epoch} of {num_epochs}, loss {loss:.3f}")
 
-        self.evaluator.train(replacement.parameters(), seed, rate, report_epoch)
+        self.evaluator.train(replacement.parameters(), 0, rate, report_epoch)
 
     def cost(self, constants: Constants, order: HeadRanking, fractions: Sequence[float]) -> list[tuple[float, ...]]:
         """Return rows of the table of costs, of one forward pass at each fraction.

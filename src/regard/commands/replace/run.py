@@ -335,7 +335,7 @@ def _scores(
         start = replace_config.TRAINED.get(name, name)
         constants = make_data_free(start, averages) if start in SOURCES else averages
         if name in replace_config.TRAINED:
-            constants = evaluation.train_constants(constants, 0, name)
+            constants = evaluation.train_constants(constants, name)
         for ranking in config.rankings:
             for fraction in (f for f in config.shares if f < 1):
                 evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
             preexec_fn=_die_with_guard() if sys.platform == "linux" else None,
         )
         try:
-            while child.poll() is None and not _parent_is_gone(0.1):
+            while child.poll() is None and not _parent_is_gone():
                 pass
         except KeyboardInterrupt:
             pass
@@ -46,9 +46,9 @@ def main(arguments: Sequence[str]) -> int:
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _parent_is_gone(seconds: float) -> bool:
-    """Wait some seconds, and return whether the parent is gone."""
-    readable, _, _ = select.select([_PARENT], [], [], seconds)
+def _parent_is_gone() -> bool:
+    """Wait a tenth of a second, and return whether the parent is gone."""
+    readable, _, _ = select.select([_PARENT], [], [], 0.1)
     return bool(readable) and os.read(_PARENT, 1) == b""
 
 
@@ -60,7 +60,7 @@ def _lock(log: int, seconds: float) -> bool:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
-            if time.monotonic() > until or _parent_is_gone(0.1):
+            if time.monotonic() > until or _parent_is_gone():
                 return False
         except OSError:
             return True  # a file system without locks
