@@ -25,11 +25,6 @@ def choose_head(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded) 
     By default it is "labels" on an encoder where a method trains adapters, none needs weights in its head, and all
     labels are words that the model may know and that differ (no codes as "A" or "class 2"): a linear head is trained on
     one task after another and tells classes of different tasks apart badly (docs/rates.md).
-
-    Args:
-        configs: The configuration of each method.
-        stream: The tasks.
-        loaded: The model that all of them begin with.
     """
     first = configs[0]
     if first.head != "auto" or stream.text:
@@ -50,11 +45,6 @@ def find_obstacle(configs: Sequence[LearnConfig], stream: Stream, loaded: Loaded
     """Return why methods that train adapters in an encoder do without the labels' words, and what can be done.
 
     Empty without a reason. `--head labels` is named only where it is not refused.
-
-    Args:
-        configs: The configuration of each method.
-        stream: The tasks.
-        loaded: The model that all of them begin with.
     """
     from regard.models.heads import are_distinct_words, find_longer_words, find_same_words
     from regard.models.limits import maximum_length

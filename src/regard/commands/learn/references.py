@@ -22,14 +22,8 @@ LORA = "reference_lora"
 def choose_reference_lora(configs: Sequence[LearnConfig], model: nn.Module) -> dict[str, Any] | None:
     """Choose the LoRA adapters that `joint` and `separate` train, as arguments of `add_lora`; None for the whole model.
 
-    They have rank, α and layers of the first compared method with LoRA adapters, by default if there is one.
-
-    Args:
-        configs: The configuration of each method.
-        model: The model that all of them begin with.
-
-    Raises:
-        UserError: If peft is missing, or the model has no such layers.
+    They have rank, α and layers of the first compared method with LoRA adapters, by default if there is one. Raises
+    UserError if peft is missing, or the model has no such layers.
     """
     from regard.adapters.lora_pool import target_layers
     from regard.continual.adapter_network import LoraConfig
