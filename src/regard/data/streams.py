@@ -173,11 +173,10 @@ def assemble_stream(
     )
 
 
-def check_seed(seed: Any) -> int:
-    """Return the seed, or raise UserError if it is no integer."""
+def check_seed(seed: Any) -> None:
+    """Raise UserError if the seed is no integer."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise UserError(f"seed: expected a whole number, got {seed!r}")
-    return seed
 
 
 def parse_order(text: str, count: int, seed: int) -> tuple[int, ...]:

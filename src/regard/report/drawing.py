@@ -71,7 +71,9 @@ def draw_statistic(
     selected = heads(measure, position) if selected_kind == "map" else layers(measure, position)
     if selected is None:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    title = _title(measure) + ("" if selected.position is None else f", position {selected.position}")
+    title = labels.name(measure, {}, with_site=True) + (
+        "" if selected.position is None else f", position {selected.position}"
+    )
     if selected_kind == "map":
         return draw_maps([Map(title, selected.values, selected.coordinates["layer"], selected.coordinates["head"])])
     return _layers(title, selected)
@@ -184,10 +186,6 @@ def _kinds(measure: Measure) -> list[Kind]:
     return [name for name, axes in KINDS.items() if any(set(axes) <= set(key) for key in measure.blocks)]
 
 
-def _title(measure: Measure) -> str:
-    return labels.name(measure, {}, with_site=True)
-
-
 def _ticks(names: Sequence[Any] | Labels) -> tuple[list[int], list[str]]:
     step = max(1, len(names) // 12)
     at = list(range(0, len(names), step))
@@ -214,7 +212,7 @@ def _layers(title: str, block: Block) -> Figure:
 def _profile(measure: Measure, position: int | None) -> Figure:
     if position is not None:
         raise UserError("a profile is over all positions: leave position out")
-    figure, axes = _line_axes(_title(measure), "Position")
+    figure, axes = _line_axes(labels.name(measure, {}, with_site=True), "Position")
     whole = measure.block("position")
     if whole is not None:
         _line(axes, whole, "position", colors.SERIES_LIGHT[0])

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> None:
     twice = sorted(set(vary) & set(fields))
     if twice:
         raise UserError(f"vary: {twice[0]} is also given as an option; give it once")
+    launch = {name: getattr(options, name) for name in ("out", "launcher", "address", "workers", "gpus", "retries")}
     watch = _SweepWatch()
     try:
         with contextlib.nullcontext() if sys.stderr.isatty() else heartbeat(watch.beat):
@@ -64,10 +65,7 @@ def run(args: argparse.Namespace) -> None:
                 config=lambda varied: command.initial_fields(options.name, options.config, {**fields, **varied}),
                 seeds=None if options.seeds is None else parse_seeds(options.seeds),
                 num_seeds=3 if options.num_seeds is None else options.num_seeds,
-                **{
-                    name: getattr(options, name)
-                    for name in ("out", "launcher", "address", "workers", "gpus", "retries")
-                },
+                **launch,
                 arguments=folder_arguments(command, options),
                 command_line=shlex.join(["regard", "sweep", args.verb, *args.rest]),
                 on_progress=watch,
