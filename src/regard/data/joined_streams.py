@@ -19,13 +19,8 @@ def join_streams(parts: Sequence[Stream]) -> Stream:
 
     Earlier parts stay as they are. With the protocol "clean" rows of a later part are dropped that would be both
     trained on and evaluated on: its training rows that are dev or test rows before, and its dev and test rows that are
-    training rows before.
-
-    Args:
-        parts: One stream or more, all of one protocol and seed.
-
-    Raises:
-        UserError: Two tasks have the same name, are of different sorts, or nothing is left of a split.
+    training rows before. All are of one protocol and seed. Raises UserError if two tasks have the same name or are of
+    different sorts, or nothing is left of a split.
     """
     if len(parts) == 1:
         return parts[0]

@@ -113,9 +113,7 @@ def token_names(tokenizer: Any, ids: Iterable[int]) -> list[str | None]:
 class WrittenTokens:
     """Names of special tokens that are written in texts, such as "</s>": most tokenizers read them as these tokens.
 
-    Args:
-        tokenizer: Of the texts.
-        as_text: Whether they are read as text whatever the tokenizer does by itself, with `split_special_tokens`.
+    `as_text`: whether they are read as text whatever the tokenizer does by itself, with `split_special_tokens`.
     """
 
     def __init__(self, tokenizer: Any, *, as_text: bool = False) -> None:
