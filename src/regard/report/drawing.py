@@ -71,9 +71,8 @@ def draw_statistic(
     selected = heads(measure, position) if selected_kind == "map" else layers(measure, position)
     if selected is None:
         raise UserError(f"{measure.statistic} has no values by position: leave position out")
-    title = labels.name(measure, {}, with_site=True) + (
-        "" if selected.position is None else f", position {selected.position}"
-    )
+    at = "" if selected.position is None else f", position {selected.position}"
+    title = labels.name(measure, {}, with_site=True) + at
     if selected_kind == "map":
         return draw_maps([Map(title, selected.values, selected.coordinates["layer"], selected.coordinates["head"])])
     return _layers(title, selected)
