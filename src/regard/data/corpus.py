@@ -15,15 +15,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from regard.data.blocks import (
-    BLOCKS,
-    BlockPacker,
-    BlocksMetadata,
-    TokenBlocks,
-    check_num_blocks,
-    is_packed,
-    pack,
-)
+from regard.data.blocks import BLOCKS, BlockPacker, BlocksMetadata, TokenBlocks, check_num_blocks, is_packed, pack
 from regard.data.repeats import repeated_shares
 from regard.data.texts import Document, Source, identify_source, read_source
 from regard.data.tokenizers import tokenizer_hash

@@ -14,14 +14,7 @@ Split = Literal["train", "dev", "test"]
 SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 Protocol = Literal["clean", "paper"]
 Metric = Literal[
-    "rouge-l",
-    "rouge-l-unicode",
-    "exact-match",
-    "exact-match-unicode",
-    "accuracy",
-    "choice",
-    "edit-similarity",
-    "sari",
+    "rouge-l", "rouge-l-unicode", "exact-match", "exact-match-unicode", "accuracy", "choice", "edit-similarity", "sari"
 ]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 Rows = TypeVar("Rows")

@@ -164,10 +164,7 @@ def _find_split(record: _Record) -> str | None:
 
 
 def _find_marked(
-    records: Sequence[_Record],
-    columns: _Columns,
-    missing_values: MissingValues,
-    places: Sequence[tuple[str, bool]],
+    records: Sequence[_Record], columns: _Columns, missing_values: MissingValues, places: Sequence[tuple[str, bool]]
 ) -> set[str]:
     """Return the locations of rows whose label −1 is none; `places` are their tasks and whether they are trained on."""
     if columns.answer is not None:

@@ -233,11 +233,7 @@ class _Conversion:
             parameter.requires_grad_(parameter in chosen)
 
     def train(
-        self,
-        stage: Stage,
-        first: int,
-        loss: Callable[[Any, Rows], Tensor],
-        count: Callable[[Rows], int],
+        self, stage: Stage, first: int, loss: Callable[[Any, Rows], Tensor], count: Callable[[Rows], int]
     ) -> None:
         """Train a stage, whose text goes on behind the `first` batches."""
 

@@ -16,12 +16,7 @@ from torch import Tensor
 
 from regard import training
 from regard.attention.spec import warn_of_idle
-from regard.commands.pretrain.config import (
-    TRAIN_TOKENIZER,
-    TRAINED_VOCAB_SIZE,
-    PretrainConfig,
-    preset_config,
-)
+from regard.commands.pretrain.config import TRAIN_TOKENIZER, TRAINED_VOCAB_SIZE, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult, final_metrics, make_history
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
