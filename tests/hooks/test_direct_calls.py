@@ -93,3 +93,22 @@ def test_a_block_leaves_nothing(model: Any, batch: dict[str, Tensor]) -> None:
     assert "forward" not in vars(model)
     assert not _CALLS.modules
     assert_close(copied.forward(**batch).last_hidden_state, model.forward(**batch).last_hidden_state)
+
+
+def test_a_forward_that_a_library_puts_into_the_class_is_called(
+    model: Any, batch: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Any] = []
+    plain = type(model).forward
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        called.append(self)
+        return plain(self, *args, **inputs)
+
+    for patched in (False, True):
+        if patched:
+            monkeypatch.setattr(type(model), "forward", forward)
+        with torch.no_grad(), regard.watching(model, ["entropy"]) as watch:
+            model(**batch)
+            model.forward(**batch)
+        assert (watch.samples, len(called)) == (4, 2 * patched)

@@ -28,12 +28,11 @@ _CALLS = _Calls()
 @cache
 def through_hooks(module_class: Any) -> Callable[..., Any]:
     """Return the forward of a class, which calls the module, hooks and all, unless `note_calls` says it is called."""
-    forward = module_class.forward
 
-    @wraps(forward)
+    @wraps(module_class.forward)
     def call(self: nn.Module, *args: Any, **inputs: Any) -> Any:
         if is_traced() or self in _CALLS.modules:
-            return forward(self, *args, **inputs)
+            return module_class.forward(self, *args, **inputs)  # the present one: libraries put their own there
         return self(*args, **inputs)
 
     return call
