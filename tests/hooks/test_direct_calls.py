@@ -13,7 +13,6 @@ from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import regard
 from regard.adapters.shared import SharedAdapters
-from regard.hooks.direct_calls import _CALLS
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 LENGTH = 12
@@ -81,17 +80,24 @@ def test_adapters_are_mixed(model: Any, batch: dict[str, Tensor]) -> None:
     assert_close(states(model.forward(**batch), batch), plain)
 
 
-def test_a_block_leaves_nothing(model: Any, batch: dict[str, Tensor]) -> None:
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_block_leaves_nothing(model: Any, batch: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     with regard.watching(model, "entropy") as watch:
         copied = copy.deepcopy(model)
         copied.forward(**batch)
         assert inspect.signature(model.forward) == inspect.signature(type(model)(model.config).forward)
         with pytest.raises(IndexError):
             model.forward(torch.tensor([[SIZES["vocab_size"]]]))
+        with monkeypatch.context() as broken_off:
+            broken_off.setattr(type(model), "forward", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                model(**batch)
         model.forward(**batch)
     assert watch.samples == 2
     assert "forward" not in vars(model)
-    assert not _CALLS.modules
     assert_close(copied.forward(**batch).last_hidden_state, model.forward(**batch).last_hidden_state)
 
 

@@ -21,7 +21,7 @@ from regard.attention.tracing import break_graph, is_traced
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError, warn_user
 from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled
-from regard.hooks.direct_calls import note_calls, restore_forwards, set_forwards
+from regard.hooks.direct_calls import restore_forwards, set_forwards
 from regard.hooks.modalities import TokenModalities
 from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.split_weights import is_sharded
@@ -118,7 +118,6 @@ class Routing:
             yield module.register_forward_pre_hook(self._wait, prepend=True)
             yield module.register_forward_hook(self._end, always_call=True)
             yield module.register_forward_hook(self._let_go, always_call=True)
-            yield from note_calls(module)
         if decoder is not None and decoder not in (self.model, self.model.base_model):
             yield decoder.register_forward_pre_hook(self._before_decoding)
 

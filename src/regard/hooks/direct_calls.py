@@ -1,41 +1,43 @@
 """Forwards called past the hooks of a model: sentence-transformers calls `model.forward(…)`, not `model(…)`."""
 
-import threading
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
-from types import MethodType
+from types import FrameType, MethodType
 from typing import Any
 
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from regard.attention.tracing import is_traced
 from regard.hooks.patches import can_patch
 
 FORWARD = "forward"
-
-
-class _Calls(threading.local):
-    """The modules that this thread is calling, hooks and all, as often as it does."""
-
-    def __init__(self) -> None:
-        self.modules: list[nn.Module] = []
-
-
-_CALLS = _Calls()
+_CALL, _CALLED_FROM = "_call_impl", nn.Module._call_impl.__code__.co_filename
+"""The function of PyTorch that calls a module with its hooks; a part of its name where it is compiled."""
 
 
 @cache
 def through_hooks(module_class: Any) -> Callable[..., Any]:
-    """Return the forward of a class, which calls the module, hooks and all, unless `note_calls` says it is called."""
+    """Return the forward of a class, which calls the module, hooks and all, unless it is inside of such a call."""
 
     @wraps(module_class.forward)
     def call(self: nn.Module, *args: Any, **inputs: Any) -> Any:
-        if is_traced() or self in _CALLS.modules:
+        if is_traced() or _is_called(self):
             return module_class.forward(self, *args, **inputs)  # the present one: libraries put their own there
         return self(*args, **inputs)
 
     return call
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Return whether this thread is in a call of a module, hooks and all; no trace stays of one that is broken off."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if _CALL in code.co_name and code.co_filename == _CALLED_FROM and frame.f_locals.get("self") is module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, MethodType]]:
@@ -59,19 +61,3 @@ def restore_forwards(attributes: Iterable[tuple[nn.Module, str, MethodType]]) ->
     for module, name, forward in attributes:
         if vars(module).get(name) == forward:
             delattr(module, name)
-
-
-def note_calls(module: nn.Module) -> tuple[RemovableHandle, RemovableHandle]:
-    """Take note of calls of a module, by hooks before and behind all that it has."""
-    before = module.register_forward_pre_hook(_enter, prepend=True)
-    return before, module.register_forward_hook(_leave, always_call=True)
-
-
-def _enter(module: nn.Module, _args: Any) -> None:
-    if not is_traced():
-        _CALLS.modules.append(module)
-
-
-def _leave(module: nn.Module, _args: Any, _output: Any) -> None:
-    if not is_traced() and module in _CALLS.modules:
-        _CALLS.modules.remove(module)

@@ -18,7 +18,7 @@ from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
-from regard.hooks.direct_calls import note_calls, through_hooks
+from regard.hooks.direct_calls import through_hooks
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.module_tree import unlike_layers
@@ -293,7 +293,6 @@ def _make_constant(model: Any) -> None:
             setattr(module, OVERRIDE, operation)
         for hook in hooks:
             hook.register()
-    note_calls(model)
 
 
 def _find_architecture(name: str, config_class: Any) -> Any:

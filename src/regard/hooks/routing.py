@@ -15,7 +15,7 @@ from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.autocast import without_autocast
-from regard.hooks.direct_calls import forwards_through_hooks, note_calls
+from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
 from regard.hooks.one_at_a_time import OneAtATime
@@ -109,8 +109,6 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
         stack.enter_context(patched(forwards_through_hooks(hosts)))
         for host in hosts:
-            for handle in note_calls(host):
-                stack.callback(handle.remove)
             if host.config._attn_implementation_internal in (NAME, EAGER_NAME):
                 guard = _AttentionGuard()
                 stack.callback(host.register_forward_pre_hook(guard).remove)
