@@ -3,6 +3,7 @@
 import copy
 import inspect
 import pickle
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -118,3 +119,26 @@ def test_a_forward_that_a_library_puts_into_the_class_is_called(
             model(**batch)
             model.forward(**batch)
         assert (watch.samples, len(called)) == (4, 2 * patched)
+
+
+def test_a_forward_that_a_trainer_wraps_inside_a_block_goes_on_behind_it(model: Any, batch: dict[str, Tensor]) -> None:
+    """As Accelerate does for mixed precision: each of the two called the other without end."""
+    expected, calls = states(model(**batch), batch), []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    with regard.watching(model, "entropy") as watch:
+        model.forward = MethodType(torch.no_grad()(model.forward.__func__), model)
+        assert_close(states(model(**batch), batch), expected)
+    assert watch.samples == 2
+    calls.clear()
+    assert_close(states(model(**batch), batch), expected)
+    assert len(calls) == 1
+
+
+def test_a_copy_that_shares_attributes_computes_with_its_own_weights(model: Any, batch: dict[str, Tensor]) -> None:
+    """DataParallel makes such copies for other devices: they were computed by the model that was copied."""
+    with regard.replacing(model, "softmax+window=4"):
+        replica, called = model._replicate_for_data_parallel(), []
+        replica._modules = dict(model._modules)
+        model.register_forward_pre_hook(lambda module, _args: called.append(module))
+        replica(**batch)
+        assert called == [replica]

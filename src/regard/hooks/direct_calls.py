@@ -22,22 +22,29 @@ def through_hooks(module_class: Any) -> Callable[..., Any]:
 
     @wraps(module_class.forward)
     def call(self: nn.Module, *args: Any, **inputs: Any) -> Any:
-        if is_traced() or _is_called(self):
-            return module_class.forward(self, *args, **inputs)  # the present one: libraries put their own there
-        return self(*args, **inputs)
+        called = self if is_traced() else _find_called(self)
+        if called is None:
+            return self(*args, **inputs)
+        return module_class.forward(called, *args, **inputs)  # the present one: libraries put their own there
 
     return call
 
 
-def _is_called(module: nn.Module) -> bool:
-    """Return whether this thread is in a call of a module, hooks and all; no trace stays of one that is broken off."""
+def _find_called(module: nn.Module) -> nn.Module | None:
+    """Return what this thread calls, hooks and all: a module, or a copy with its attributes, as of DataParallel.
+
+    It is read from the stack: nothing stays of a call that is broken off.
+    """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if _CALL in code.co_name and code.co_filename == _CALLED_FROM and frame.f_locals.get("self") is module:
-            return True
+        if _CALL in code.co_name and code.co_filename == _CALLED_FROM:
+            called = frame.f_locals.get("self")
+            forward = getattr(called, "__dict__", {}).get(FORWARD)
+            if called is module or getattr(forward, "__self__", None) is module:
+                return called
         frame = frame.f_back
-    return False
+    return None
 
 
 def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, MethodType]]:
