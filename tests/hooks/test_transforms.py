@@ -9,7 +9,7 @@ import transformers as tf
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.hooks import watching
+from regard.hooks import attention_function, watching
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1,
@@ -61,6 +61,19 @@ def test_a_map_over_rows_is_refused_in_one_line(mistral: Any) -> None:
     problem = "cannot observe MistralAttention inside this transform of torch.func: expected a forward of plain"
     with pytest.raises(UserError, match=problem), watching(mistral, "column_mass", verify=False):
         torch.vmap(run)(states(mistral))
+
+
+def test_memory_that_ends_inside_a_transform_is_told_as_such(mistral: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    def loss(given: Tensor) -> Tensor:
+        value: Tensor = mistral(inputs_embeds=given, use_cache=False).logits.sum()
+        return value
+
+    monkeypatch.setattr(attention_function, "attend", fail)
+    with pytest.raises(torch.OutOfMemoryError), watching(mistral, "column_mass", verify=False):
+        torch.func.grad(loss)(states(mistral))
 
 
 @torch.no_grad()

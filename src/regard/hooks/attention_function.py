@@ -218,7 +218,7 @@ def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], ou
     try:
         return _show_plain(module, call, present, output)
     except RuntimeError as error:
-        if not is_transformed(call.query):
+        if isinstance(error, torch.OutOfMemoryError) or not is_transformed(call.query):
             raise
         raise UserError(
             f"cannot observe {type(module).__name__} inside this transform of torch.func: expected a forward of plain "
