@@ -80,6 +80,8 @@ def test_steps_are_limited_by_task() -> None:
     assert limited.pop("sapt-llama-long") == published
     assert set(map(len, limited.values())) == {0}
     assert LearnConfig(scale="sapt-llama-long", max_steps=("none",)).step_limits == {}
+    both = LearnConfig(max_steps=("7", "json=3"))
+    assert (both.step_limits, both.default_step_limit) == ({"json": 3}, 7)
     own = LearnConfig(max_steps=("json=3",))
     assert own.budget().max_steps == {"json": 3}
     assert own.budget().step_limit("csv") is None

@@ -214,7 +214,16 @@ class LearnConfig(Config):
 
     @property
     def step_limits(self) -> dict[str, int]:
-        """Maximum number of steps by task name, that of the other tasks under the empty name. Raises UserError."""
+        """Maximum number of steps by task name, for the tasks that have one of their own."""
+        return {name: steps for name, steps in self._parse_limits().items() if name}
+
+    @property
+    def default_step_limit(self) -> int | None:
+        """Maximum number of steps of the other tasks."""
+        return self._parse_limits().get("")
+
+    def _parse_limits(self) -> dict[str, int]:
+        """Return the maximum number of steps by task name, that of the other tasks under the empty name."""
         limits: dict[str, int] = {}
         for item in self.max_steps or ():
             name, is_named, steps = item.rpartition("=")
@@ -246,9 +255,9 @@ class LearnConfig(Config):
         if rate is None:
             has_adapters = lora is not None or self.lora_rank is not None or self.make_method().trains_adapters
             rate = next(iter(self.learning_rates), ADAPTER_RATE if has_adapters else FULL_RATE)
-        limits = self.step_limits
-        others = limits.pop("", None)
-        return TrainingBudget(**values, max_steps=limits, default_max_steps=others, learning_rate=rate)
+        return TrainingBudget(
+            **values, max_steps=self.step_limits, default_max_steps=self.default_step_limit, learning_rate=rate
+        )
 
     def unused_rate(self) -> list[str]:
         """Warn about a learning rate that the method does not use."""
@@ -301,7 +310,7 @@ class LearnConfig(Config):
     def check_tasks(self, stream: Stream) -> None:
         """Check that tasks with a step limit are in the stream. Raises UserError."""
         names = [task.name for task in stream.tasks]
-        unknown = set(self.step_limits).difference(["", *names])
+        unknown = set(self.step_limits).difference(names)
         if self.max_steps != SCALES[self.scale]["max_steps"] and unknown:
             raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {min(unknown)!r}")
 
