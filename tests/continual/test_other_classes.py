@@ -1,0 +1,47 @@
+"""Methods whose training leaves what the head has of other tasks' classes as it was, under weight decay."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.continual.learner import Learner
+from regard.continual.methods import METHODS
+from regard.continual.run import make_learner, run_stream
+from tests.continual.small_tasks import BUDGET, loaded
+from tests.continual.together import made, two_tasks
+
+NAMES = sorted(name for name, kind in METHODS.items() if kind.restores_other_classes)
+DECAYING = replace(BUDGET, num_epochs=1, num_probing_epochs=1, weight_decay=0.5)
+
+pytestmark = pytest.mark.usefixtures("without_flops")
+
+
+def class_vectors(learner: Learner) -> list[Tensor]:
+    """What the head has of each class."""
+    named = learner.network.classifier.head.named_parameters()
+    by_class = [value.detach().clone() for _, value in named if len(value) == len(learner.stream.classes)]
+    assert by_class
+    return by_class
+
+
+def test_which_methods_say_so() -> None:
+    assert NAMES == ["ctr", "epi", "merge-dare", "merge-linear", "merge-ties", "progprompt"]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("name", ["ctr", "epi", "merge-linear", "progprompt"])
+@pytest.mark.parametrize("restores", [True, False])
+def test_other_classes_are_as_before_a_task(name: str, restores: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = made(name)
+    monkeypatch.setattr(type(method), "restores_other_classes", restores)
+    learner = make_learner(two_tasks(), method, loaded(), DECAYING, seed=1, head="linear")
+    vectors = [class_vectors(learner)]
+    run_stream(learner, method, on_task=lambda learner, _: vectors.append(class_vectors(learner)))
+    for task, (before, after) in enumerate(pairwise(vectors)):
+        own = learner.task_classes[task]
+        same = all(torch.equal(new[~own], old[~own]) for new, old in zip(after, before, strict=True))
+        assert same == restores
+        assert not all(torch.equal(new[own], old[own]) for new, old in zip(after, before, strict=True))
