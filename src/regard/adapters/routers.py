@@ -1,11 +1,11 @@
 """The routers that weigh adapters, and what they read, by name."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from torch import nn
 
-from regard.adapters.attention import SharedAttention
+from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora_pool import target_layers
 from regard.adapters.queries import EmbeddingReader, QueryReader, StateReader
@@ -47,7 +47,19 @@ def are_above(query_reader: QueryReader, layers: Iterable[nn.Module]) -> bool:
     return not any(query_reader.reads(layer) for layer in layers)
 
 
-def make_router(router: RouterName, width: int, **options: Any) -> Router:
-    """Return a router of query vectors of so many features; `options` are those of `SharedAttention`."""
+def make_router(
+    router: RouterName,
+    width: int,
+    *,
+    hidden_size: int = 100,
+    projection_order: ProjectionOrder = "published",
+    temperature: float | None = None,
+    seed: int = 0,
+) -> Router:
+    """Return a router of query vectors of so many features; the other arguments are of `SharedAttention`."""
     check_choice("router", router, get_args(RouterName))
-    return DiscriminantRouter(width) if router == "discriminant" else SharedAttention(width, **options)
+    if router == "discriminant":
+        return DiscriminantRouter(width)
+    return SharedAttention(
+        width, hidden_size=hidden_size, projection_order=projection_order, temperature=temperature, seed=seed
+    )

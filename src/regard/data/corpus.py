@@ -153,7 +153,7 @@ class _SourcePacker:
             head = list(islice(documents, FEW_DOCUMENTS))
             few, documents = len(head) < FEW_DOCUMENTS, chain(head, documents)
             metadata = self._pack_by_split(folder, fingerprint, documents, None if few else valid_fraction)
-            lacks_split = not few and sum(part.rows > 0 for part in metadata.values()) < 2
+            lacks_split = not few and not all(split in metadata and metadata[split].rows for split in (TRAIN, VALID))
             if lacks_split and self.source.tokens is not None:  # as many tokens as are wanted are few documents
                 few = True
                 metadata = self._pack_by_split(folder, fingerprint, read_source(where), None)

@@ -180,10 +180,10 @@ class ForwardContext:
 
     def widen(self, batch: int) -> None:
         """Give each row of a batch the masks that were passed as those of one row, before they are read."""
-        for name in ("token_mask", "encoder_mask"):
-            mask = getattr(self, name)
-            if mask is not None and len(mask) == 1:
-                setattr(self, name, mask.expand(batch, -1))
+        if self.token_mask is not None and len(self.token_mask) == 1:
+            self.token_mask = self.token_mask.expand(batch, -1)
+        if self.encoder_mask is not None and len(self.encoder_mask) == 1:
+            self.encoder_mask = self.encoder_mask.expand(batch, -1)
 
     def copy_inputs(self) -> None:
         """Hold copies of what the caller may write to after the forward: token ids, and masks that are as they came."""

@@ -67,9 +67,7 @@ class _Product:
         batch, heads = shape[:2]
         if self.letters is None:
             value = _split_heads(self.right, batch, heads)
-            if value is None:
-                return None
-            return value, Tensor.contiguous if weights.ndim == 4 else lambda tensor: tensor.flatten(0, 1)
+            return None if value is None else (value, Tensor.contiguous if weights.ndim == 4 else _join_heads)
         own, letters, output = self.letters
         other = self.right
         if weights is not self.left:
@@ -277,6 +275,10 @@ def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
         return tensor.unflatten(0, (batch, heads))
     is_split = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
     return tensor.expand(batch, heads, -1, -1) if is_split else None
+
+
+def _join_heads(tensor: Tensor) -> Tensor:
+    return tensor.flatten(0, 1)
 
 
 def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:

@@ -29,7 +29,7 @@ def check_heads_are_whole(model: nn.Module) -> None:
     FSDP gathers a layer's weights before it computes; what is still split then is so by tensor parallelism.
     """
     modules = modules_of(model)
-    splits = max((sum(not one.is_replicate() for one in part.placements) for part in _parts(modules)), default=0)
+    splits = max(map(_count_splits, _parts(modules)), default=0)
     is_marked = any((vars(module).get("_tp_size") or 1) > 1 for module in modules)
     if is_marked or (splits and splits > _is_gathered(modules)):
         is_known = is_marked or _is_gathered(modules)
@@ -44,6 +44,10 @@ def _parts(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """Iterate over the parameters of which a process holds a part."""
     held = (parameter for module in modules for parameter in module._parameters.values())
     return (parameter for parameter in held if hasattr(parameter, "placements"))
+
+
+def _count_splits(parameter: Any) -> int:
+    return sum(not placement.is_replicate() for placement in parameter.placements)
 
 
 def _is_gathered(modules: list[nn.Module]) -> bool:

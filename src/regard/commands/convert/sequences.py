@@ -59,7 +59,8 @@ class Sequences:
         rows = torch.cat([torch.tensor(self.start, dtype=rows.dtype).expand(len(rows), -1), rows], dim=1)
         if self._begins_within:
             for row in rows:
-                texts = row[len(self.start) :].tolist()
-                ids = [token for one in texts for token in ((one, *self.start) if one == self.eos else (one,))]
-                row.copy_(torch.tensor([*self.start, *ids][: len(row)]))
+                ids = list(self.start)
+                for token in row[len(self.start) :].tolist():
+                    ids += [token, *self.start] if token == self.eos else [token]
+                row.copy_(torch.tensor(ids[: len(row)]))
         return rows
