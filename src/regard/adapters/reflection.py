@@ -82,6 +82,7 @@ class Density(NamedTuple):
         return cls(*(tensor.to(vectors.dtype).contiguous() for tensor in (mean, scaled, residual.clamp_min(0).sqrt())))
 
     def draw(self, rows: int, seed: int) -> Tensor:
+        """Sample vectors (row, width)."""
         generator = torch.Generator().manual_seed(seed)
         coefficients = torch.randn(rows, len(self.directions), generator=generator).to(self.mean)
         noise = torch.randn(rows, len(self.mean), generator=generator).to(self.mean)

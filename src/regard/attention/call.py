@@ -219,6 +219,7 @@ class AttentionCall:
         return self.to_dtype(reduce(torch.promote_types, dtypes, torch.float32))
 
     def to_dtype(self, dtype: torch.dtype) -> AttentionCall:
+        """Return the call with queries, keys and values of a type."""
         if dtype == self.query.dtype == self.key.dtype == self.value.dtype:
             return self
         return map_fields(self, **dict.fromkeys(QKV, lambda tensor: tensor.to(dtype)))

@@ -58,9 +58,19 @@ def find_complete(
 ) -> list[int]:
     """Return the indices of the rows that have a label and all texts; warn of the number of others.
 
-    `rows` are values by column, and what messages call the place in the file. A column that no row has is asked for
-    nowhere, unless some rows may lack it. `marked` are the indices of the rows whose label −1 is none, `may_lack` by
-    column of a text those of the rows that are complete without it. Raises UserError if no row is complete.
+    A column that no row has is asked for nowhere, unless some rows may lack it.
+
+    Args:
+        rows: Values by column, and what messages call the place in the file.
+        label: The column of labels or answers.
+        texts: The columns of texts.
+        path: The file.
+        option: What messages begin with.
+        marked: Indices of the rows whose label −1 is none.
+        may_lack: Indices of the rows that are complete without a text, by its column.
+
+    Raises:
+        UserError: No row is complete.
     """
     empty: dict[str, list[int]] = {}
     for column in (label, *texts):

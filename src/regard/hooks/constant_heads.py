@@ -110,7 +110,11 @@ class ConstantHeads(nn.Module):
         return replace(call, constant=constant)
 
     def find_rows(self, query: int, keys: int) -> Tensor | None:
-        """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off."""
+        """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off.
+
+        Raises:
+            UserError: It has more tokens than the constants serve.
+        """
         if self.cross or self.gate is not None or self.trained:
             return None
         matrix = self._matrix_for(query + 1, None)

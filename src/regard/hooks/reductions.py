@@ -88,6 +88,7 @@ class HeadOutputs:
 
     @cached_property
     def projections(self) -> HeadProjections:
+        """W_O by head."""
         return HeadProjections(self.weight, self.output.shape[1])
 
 
@@ -99,6 +100,7 @@ class HiddenStates:
 
     @cached_property
     def norm(self) -> Float[Tensor, "batch token"]:
+        """The L2 norm of each token's."""
         return self.states.norm(dim=-1)
 
     @property

@@ -86,8 +86,17 @@ def replace_several(
 ) -> SeveralResult:
     """Run `regard replace` for each pair in a process of its own, and join the results.
 
-    `arguments` are further options of each command line. The runs are in `work_dir` until all are done; with `resume`
-    those that are finished are not run again. Raises UserError if some failed; the others are kept.
+    Args:
+        pairs: What is run.
+        config: The options of all runs.
+        arguments: Further options of each command line.
+        engine: Where they run.
+        work_dir: Where the runs are kept until all are done.
+        resume: Keep finished runs, and go on with the others.
+        on_progress: Called as runs end.
+
+    Raises:
+        UserError: Some runs failed; the others are kept.
     """
     identity = {"pairs": [vars(pair) for pair in pairs], "config": config.to_dict(), "arguments": list(arguments)}
     identity["data"] = {pair.task: hash_path(path) for pair in pairs if (path := Path(pair.task)).is_file()}
