@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,3 +70,8 @@ def hash_path(path: Path) -> str:
 def describe_file(path: Path) -> str:
     """Return a path and what tells its content from another, for the record of data that a seed draws from it."""
     return f"{path}, sha256 {hash_path(path)[:12]}"
+
+
+def without_hash(source: str) -> str:
+    """Return a source as earlier versions described it, without the hash of `describe_file`."""
+    return re.sub(r", sha256 [0-9a-f]{12}(?=,|$)", "", source)

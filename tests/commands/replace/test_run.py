@@ -229,6 +229,26 @@ def test_other_settings_do_not_resume(tiny: Tiny, reviews: Path, tmp_path: Path)
         replaced(tiny, reviews, tmp_path / "work", resume=True, num_seeds=1)
 
 
+def test_a_run_of_an_earlier_version_resumes(
+    tiny: Tiny, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It named a table of one's own without the hash of the file."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("regard.data.tasks.describe_file", str)
+        stopped_run(tiny, reviews, tmp_path / "work")
+    seen: list[str] = []
+    resumed = replaced(
+        tiny,
+        reviews,
+        tmp_path / "work",
+        dynamic_fractions=(1, 0),
+        resume=True,
+        on_progress=lambda event: seen.append(event.phase),
+    )
+    assert "averaging attention" not in seen
+    assert ", sha256 " in resumed.metadata["data"]["source"]
+
+
 def listing(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()

@@ -25,6 +25,7 @@ from regard.commands.replace.scores import ATTENTION, COLUMNS, NONE, WIDTHS, ZER
 from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
+from regard.data.files import without_hash
 from regard.data.missing_values import LEFT_OUT
 from regard.data.tasks import TaskPreset
 from regard.data.tokenizers import warn_of_written
@@ -136,7 +137,10 @@ def replace(  # noqa: D417 - the options are described in the configuration
         evaluator: PerplexityEvaluator | ProbeEvaluator = PerplexityEvaluator(encoder, train, valid, through)
         if read.name != LANGUAGE_MODEL:
             evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
-        work.start({name: value for name, value in metadata.items() if name != "created"})
+        identity = {name: value for name, value in metadata.items() if name != "created"}
+        # Its rows have a hash of their own; runs of earlier versions, which may be resumed, name none of the file.
+        identity["data"] = {**metadata["data"], "source": without_hash(read.source)}
+        work.start(identity)
         preparing = time.perf_counter() - start
         evaluation = HeadEvaluation(
             evaluator=evaluator,
