@@ -9,9 +9,10 @@ there, and `sentiment` is the four tasks of Long Sequence that ask for the mood 
 `sentiment` the order. Finished runs are kept in `--work` and not made again; all take two hours on one core.
 
 Rule, fixed before the runs, for each stream: with D the 95 % interval (Student's t, paired by seed) of accuracy after
-the last task, each text among the classes of its own task (TIL), with pre-scaling minus that of probing first:
-pre-scaling *adds* if all of D is above 0, *takes* if all of D is below 0, *adds less than a point* if all of D is below
-1; else it *cannot be told*. A stream where probing reaches 97 or more on average has no room and decides nothing.
+the last task, each text among the classes of its own task (TIL), with pre-scaling minus that of probing first, the
+first that is true: pre-scaling *adds* if all of D is above 0, *takes* if all of D is below 0, *adds less than a point*
+if all of D is below 1; else it *cannot be told*. A stream where probing reaches 97 or more on average has no room and
+decides nothing.
 """
 
 from __future__ import annotations

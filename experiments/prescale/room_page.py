@@ -53,10 +53,11 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"scaling can add nothing. Does `{SCALING}` add to `{PROBING}` where there are fewer rows, or labels that "
             f"are alike? {describe_answer(tables)}",
             "## Rule, fixed before the runs",
-            f"With D the 95 % interval (Student's t, paired by seed) of accuracy after the last task, each text among "
-            f"the classes of its own task (AP TIL), with `{SCALING}` minus `{PROBING}`: it *adds* if all of D is above "
-            "0, *takes* if all of D is below 0, *adds less than a point* if all of D is below 1; else it *cannot be "
-            f"told*. A stream where `{PROBING}` reaches {NO_ROOM:g} or more on average has *no room*.",
+            "With D the 95 % interval (Student's t, paired by seed) of accuracy after the last task, each text among "
+            f"the classes of its own task (AP TIL), with `{SCALING}` minus `{PROBING}`, the first that is true: it "
+            "*adds* if all of D is above 0, *takes* if all of D is below 0, *adds less than a point* if all of D is "
+            f"below 1; else it *cannot be told*. A stream where `{PROBING}` reaches {NO_ROOM:g} or more on average has "
+            "*no room*.",
             "## Differences",
             gains,
             "## All methods",
@@ -64,8 +65,9 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "AP in per cent after the last task, and seconds of CPU time of the whole run; means over "
             f"{len(SEEDS)} seeds ± half the 95 % interval. MiniLM; training rows a class: {few}; {STEPS} steps a task "
             f"with the head alone and {STEPS} with everything, on `sentiment` 3 epochs of each; at most {EVALUATED} "
-            "test rows a task; rates and batches of [prescaling.md](prescaling.md). `sentiment` is described in "
-            "[methods.md](methods.md). One small encoder.",
+            "test rows a task; 32 tokens a text, on `sentiment` 64; rates and batches of "
+            "[prescaling.md](prescaling.md). The seed draws the training rows, and but for `sentiment` the order of "
+            "tasks. `sentiment` is described in [methods.md](methods.md). One small encoder.",
         ],
         (scores, gains),
         (),
