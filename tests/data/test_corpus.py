@@ -31,6 +31,17 @@ def sentence(number: int) -> str:
     return f"w{number % 100} w{number // 100 % 100} w{number // 10_000}"
 
 
+def test_unknown_tokens_of_a_domain_are_told_whenever_it_is_read(tmp_path: Path, plain: Any, words: Any) -> None:
+    """Also where it was packed before."""
+    for name, text in (("known", words(0, 40)), ("foreign", f"{words(0, 10)} x y z {words(0, 28)}")):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    sources = [Source.parse(str(tmp_path / f"{name}.txt")) for name in ("known", "foreign")]
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=r"texts: 10% of the tokens of foreign are \[UNK\]") as warned:
+            prepare_corpus(sources, plain, length=10, folder=tmp_path / "packed")
+        assert len(warned) == 1
+
+
 # -- sources ------------------------------------------------------------------------------------------
 
 

@@ -23,6 +23,8 @@ from regard.data.tokenizers import (
     token_names,
     tokenize_once,
     tokenizer_hash,
+    warn_of_unknown,
+    warn_of_unknown_in,
     warn_of_written,
 )
 from regard.data.windows import make_text_windows
@@ -198,14 +200,51 @@ def test_what_a_tokenizer_splits_into_text_is_not_told_of() -> None:
     warn_of_written(["a [SEP]a", "<|end|>"], split)
 
 
+def test_texts_with_many_unknown_tokens_are_told_by_name(encoder: Any, plain: Any, words: Any) -> None:
+    """Their share is that of the tokens without those around a text; the worst are named."""
+    texts = {name: [f"{words(0, known)} x", words(0, 4)] for name, known in (("a", 4), ("b", 3), ("c", 5), ("d", 0))}
+    said = r"texts: 20% of the tokens of d, 12% of the tokens of b, 11% of the tokens of a, and as much of 1 more, are"
+    with pytest.warns(UserWarning, match=rf"{said} \[UNK\], which stands for") as warned:
+        warn_of_unknown_in(texts, encoder)
+    assert len(warned) == 1
+    warn_of_unknown_in({"a": [f"{words(0, 10)} x"], "none": []}, encoder)
+    with pytest.warns(UserWarning, match=r"texts: 50% of the tokens are \[UNK\]"):
+        warn_of_unknown({"": iter([[1, 10, 3, 2]])}, encoder)
+    encoder.pad_token = "[UNK]"  # as that of models without one is often chosen
+    with pytest.warns(UserWarning, match=r"texts: 50% of the tokens are \[UNK\]"):
+        warn_of_unknown({"": [[1, 10, 3, 2]]}, encoder)
+    plain.unk_token = plain.bos_token
+    warn_of_unknown({"": [[4, 10, 11]]}, plain)
+
+
+def test_of_long_tables_some_texts_are_looked_at_for_unknown_tokens(encoder: Any) -> None:
+    seen = Seen(encoder)
+    with pytest.warns(UserWarning, match="50% of the tokens of a"):
+        warn_of_unknown_in({"a": ["w0 x"] * 1000}, seen)
+    assert 200 <= seen.calls <= 256
+
+
+class Seen:
+    """A tokenizer that counts its calls."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.calls = tokenizer, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        self.calls += 1
+        return self.tokenizer(text, **options)
+
+
 def test_an_unknown_word_is_no_special_token_written_in_a_text() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")), unk_token="[UNK]"
     )
     tokenizer.backend_tokenizer.pre_tokenizer = Whitespace()
-    with pytest.warns(UserWarning, match=r"33% of the tokens are \[UNK\]"):
-        found = make_text_windows(["a b a"], tokenizer, length=3, samples=1)
-    assert found.input_ids.tolist() == [[1, 0, 1]]
+    text = "a b a a a a a a a a a"
+    assert make_text_windows([text], tokenizer, length=11, samples=1).input_ids.tolist() == [[1, 0, *[1] * 9]]
 
 
 def test_a_text_has_the_tokens_before_it_once(with_bos: Any, plain: Any, encoder: Any) -> None:

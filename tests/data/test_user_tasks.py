@@ -714,9 +714,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    assert "expected a folder for each task" in message_of(tmp_path)
+    assert message_of(tmp_path).endswith(
+        f"expected a folder for each task, with train and test, in {tmp_path}; there is none"
+    )
+    for name in ("train.csv", "test.csv", "other.csv"):
+        write(tmp_path / name, records("a"))
+    assert message_of(tmp_path).endswith(f"in {tmp_path}; put test.csv, train.csv into {tmp_path}/TASK")
     write(tmp_path / "a/train.csv", records("a"))
-    assert f"expected a file test (.jsonl, .csv, .tsv, .parquet) in {tmp_path / 'a'}" in message_of(tmp_path)
+    assert f"expected test (.jsonl, .csv, .tsv, .parquet) in {tmp_path / 'a'}" in message_of(tmp_path)
     write(tmp_path / "a/test.csv", records("b"))
     write(tmp_path / "a/test.jsonl", records("b"))
     assert "expected one file of test in" in message_of(tmp_path)

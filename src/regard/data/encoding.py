@@ -57,6 +57,11 @@ class Encoded:
         inputs = {"input_ids": self.input_ids[index], "attention_mask": self.attention_mask[index]}
         return inputs if self.token_type_ids is None else {**inputs, "token_type_ids": self.token_type_ids[index]}
 
+    def token_lists(self) -> Iterator[list[int]]:
+        """Iterate over the tokens of some rows at a time, without padding."""
+        for batch in self.batches(_CHUNK_ROWS):
+            yield batch["input_ids"][batch["attention_mask"]].tolist()
+
     def batches(self, size: int) -> Iterator[dict[str, Tensor]]:
         """Iterate over model inputs without labels, `size` rows at a time; the last batch may be shorter."""
         check_int("batch size", size, least=1)

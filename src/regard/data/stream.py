@@ -58,6 +58,16 @@ class _StreamTask(Generic[Rows]):
     def split(self, name: Split) -> Rows:
         return getattr(self, name)
 
+    def all_texts(self) -> Iterator[str]:
+        """Iterate over the texts of all rows, also prompts and answers."""
+        for split in SPLITS:
+            rows: Any = self.split(split)
+            if isinstance(rows, TextPairs):
+                yield from rows.inputs
+                yield from (answer for answers in rows.targets for answer in answers)
+            else:
+                yield from (text for texts in rows.texts for text in texts)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationTask(_StreamTask[Examples]):
@@ -110,12 +120,8 @@ class Stream:
 
     def all_texts(self) -> Iterator[str]:
         """Iterate over the texts of all rows, also prompts and answers."""
-        for rows in (task.split(split) for task in self.tasks for split in SPLITS):
-            if isinstance(rows, TextPairs):
-                yield from rows.inputs
-                yield from (answer for answers in rows.targets for answer in answers)
-            else:
-                yield from (text for texts in rows.texts for text in texts)
+        for task in self.tasks:
+            yield from task.all_texts()
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

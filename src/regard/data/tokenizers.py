@@ -4,7 +4,8 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,34 @@ def warn_of_written(texts: Iterable[str], tokenizer: Any) -> None:
 
 MANY_UNKNOWN = 0.1
 """Share of the unknown token from which it is told: in texts that the tokenizer was made for it is seldom."""
+_LOOKED_AT, _NAMED = 256, 3
+"""Texts of each name that are looked at for it, and names that are told, at most."""
 
 
-def warn_of_unknown(rows: Sequence[Sequence[int]], tokenizer: Any) -> None:
-    """Warn if many tokens of texts are the one that stands for whatever the tokenizer does not know."""
-    unknown, number = tokenizer.unk_token_id, sum(map(len, rows))
-    found = 0 if unknown is None else sum(list(row).count(unknown) for row in rows)
-    if found and found >= MANY_UNKNOWN * number:
-        told = f"{found / number:.0%} of the tokens are {tokenizer.unk_token}"
-        warn_user(f"texts: {told}, which stands for whatever this model's tokenizer does not know")
+def warn_of_unknown(rows: Mapping[str, Iterable[Sequence[int]]], tokenizer: Any) -> None:
+    """Warn of texts, by name, of which many tokens are the one for whatever the tokenizer does not know.
+
+    Other special tokens do not count. Where it has another role around a text (GPT-2), every text is known.
+    """
+    unknown, shares = tokenizer.unk_token_id, {}
+    if unknown is None or unknown in (getattr(tokenizer, f"{role}_token_id") for role in ("bos", "eos", "cls", "sep")):
+        return
+    left_out = special_tokens(tokenizer) - {unknown}
+    for name, some in rows.items():
+        counts = Counter(token for ids in some for token in ids if token not in left_out)
+        shares[name] = counts[unknown] / max(1, counts.total())
+    worst = sorted((name for name, share in shares.items() if share >= MANY_UNKNOWN), key=lambda name: -shares[name])
+    if worst:
+        told = ", ".join(f"{shares[name]:.0%} of the tokens{name and f' of {name}'}" for name in worst[:_NAMED])
+        more = f", and as much of {len(worst) - _NAMED} more," if len(worst) > _NAMED else ""
+        stands = "which stands for whatever this model's tokenizer does not know"
+        warn_user(f"texts: {told}{more} are {tokenizer.unk_token}, {stands}")
+
+
+def warn_of_unknown_in(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> None:
+    """Warn of texts, by name, that the tokenizer does not know, from some of each name."""
+    some = {name: all_of_it[:: -(-len(all_of_it) // _LOOKED_AT) or 1] for name, all_of_it in texts.items()}
+    warn_of_unknown({name: [tokenize_text(text, tokenizer) for text in one] for name, one in some.items()}, tokenizer)
 
 
 def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:

@@ -203,10 +203,12 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         files = files_by_task[folder.name] = _find_split_files(folder)
         for split in ("train", "test"):
             if split not in files:
-                file = f"{split} ({tables.list_suffixes()})"
-                raise UserError(f"stream: expected a file {file} in {folder}, there is none")
+                raise UserError(f"stream: expected {split} ({tables.list_suffixes()}) in {folder}, there is none")
     if not files_by_task:
-        raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; there is none")
+        names = [name for name in sorted(file.name for file in path.iterdir()) if tables.is_table(name)]
+        splits = ", ".join(name for name in names if name.split(".")[0].lower() in SPLIT_NAMES)
+        instead = f"put {splits} into {path}/TASK" if splits else "there is none"
+        raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; {instead}")
     records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
     every = [record for rows in records.values() for record in rows]
     columns = _find_columns(every, task_type, str(path))

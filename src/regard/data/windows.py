@@ -104,7 +104,7 @@ def make_text_windows(
             raise UserError(f"samples: expected {message}")
         message = f"a text of at least {length} tokens, the longest found has {longest_text}; ask for at most that"
         raise UserError(f"length: expected {message}")
-    warn_of_unknown([ids for _, ids in windows], tokenizer)
+    warn_of_unknown({"": [ids for _, ids in windows]}, tokenizer)
     return Windows(
         *frame.add_to(torch.tensor([ids for _, ids in windows])),
         document_of=tuple(document for document, _ in windows),

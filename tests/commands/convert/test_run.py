@@ -280,6 +280,13 @@ def test_sequences_begin_as_the_tokenizer_begins_a_text(
     assert found.stages["loss"].iloc[0] == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_text_of_unknown_tokens_is_told(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "foreign.txt").write_text("w1 xx w2 yy w3\n\n" * 400, encoding="utf-8")
+    options = {**small, "text": [f"{tmp_path / 'foreign.txt'}"], "layer_steps": 0, "model_steps": 0}
+    with pytest.warns(UserWarning, match=r"texts: \d+% of the tokens of foreign are <unk>, which stands for whatever"):
+        convert(causal, **options)
+
+
 def test_training_matches_the_layers(causal: str, small: dict[str, Any]) -> None:
     seldom = {"eval_steps": 60, "save_steps": 60, "logging_steps": 60}
     found = convert(causal, **{**small, **seldom, "layer_steps": 60, "model_steps": 0, "layer_learning_rate": 0.01})
@@ -503,7 +510,7 @@ def test_what_cannot_be_converted(
 
 def test_one_held_out_row_is_too_few(causal: str, tmp_path: Path) -> None:
     """It has no interval."""
-    (tmp_path / "short.txt").write_text("red blue green " * 20, encoding="utf-8")
+    (tmp_path / "short.txt").write_text("w1 w2 w3 " * 20, encoding="utf-8")
     options = {**SMALL, "text": [str(tmp_path / "short.txt")], "cache": tmp_path / "cache", "eval_samples": 2}
     with pytest.raises(UserError, match="text: expected at least 2 held-out sequences of 16 tokens, got 1"):
         convert(causal, **options)

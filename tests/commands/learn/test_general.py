@@ -11,7 +11,8 @@ import pytest
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.result import COLUMNS, LearnResult, make_table
 from regard.commands.learn.run import learn
-from regard.data.stream import ClassificationTask
+from regard.data.examples import Examples
+from regard.data.stream import SPLITS, ClassificationTask
 from regard.errors import UserError
 from tests.commands.learn import learned
 from tests.continual import small_tasks, small_text_tasks
@@ -64,6 +65,21 @@ def test_special_tokens_written_in_texts_or_answers_are_told(tmp_path: Path) -> 
         changed = replace(stream, tasks=(stream.tasks[0], replace(task, test=test)), order=(0, 1))
         with pytest.warns(UserWarning, match=said.format(re.escape(tokens[0]))):
             learn(changed, "finetune", model, seeds=[1], **options)
+
+
+def test_a_task_of_unknown_tokens_is_told_once_for_all_methods() -> None:
+    options: dict[str, Any] = {"num_epochs": 1, "length": 12, "diagnostic_samples": 0, "save_models": False}
+    stream = small_tasks.stream(2)
+    foreign = {}
+    for split in SPLITS:
+        rows = stream.tasks[1].split(split)
+        assert isinstance(rows, Examples)
+        foreign[split] = replace(rows, texts=tuple(("xx the",) for _ in rows.texts))
+    changed = replace(stream, tasks=(stream.tasks[0], replace(stream.tasks[1], **foreign)), order=(0, 1))
+    said = rf"texts: 50% of the tokens of {changed.tasks[1].name} are \[UNK\], which stands for whatever"
+    with pytest.warns(UserWarning, match=said) as warned:
+        learn(changed, "finetune,probe", small_tasks.loaded(), seeds=[1, 2], **options)
+    assert len(warned) == 1
 
 
 @pytest.mark.exhaustive

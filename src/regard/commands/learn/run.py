@@ -27,7 +27,7 @@ from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
-from regard.data.tokenizers import warn_of_written
+from regard.data.tokenizers import warn_of_unknown_in, warn_of_written
 from regard.errors import UserError
 from regard.models.generator import add_model_hash
 from regard.models.pretrained import Loaded, as_loaded, load
@@ -150,6 +150,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
+        first_tasks = streams[configs[0].seed].tasks
+        warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_tasks}, loaded.tokenizer)
         if finished is not None:
             finished.check_model(loaded)
         lengths = {seed: _choose_length(config, first_part(stream), loaded) for seed, stream in streams.items()}

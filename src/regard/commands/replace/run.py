@@ -28,7 +28,7 @@ from regard.data.examples import IGNORE_INDEX
 from regard.data.files import without_hash
 from regard.data.missing_values import LEFT_OUT
 from regard.data.tasks import TaskPreset
-from regard.data.tokenizers import warn_of_written
+from regard.data.tokenizers import warn_of_unknown, warn_of_written
 from regard.errors import UserError, warn_user
 from regard.hooks import model_fingerprint
 from regard.hooks.average import vocabulary_digest
@@ -216,6 +216,7 @@ def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: Ta
     examples, layout = (read.train, read.validation), config.special_token_layout
     warn_of_written((text for split in examples for texts in split.texts for text in texts), tokenizer)
     train, validation = (encode(read.kind, split, tokenizer, length, layout) for split in examples)
+    warn_of_unknown({"": (ids for split in (train, validation) for ids in split.token_lists())}, tokenizer)
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         return mask_tokens(train, tokenizer, 0), mask_tokens(validation, tokenizer, 1)
     return train, validation
