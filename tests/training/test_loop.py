@@ -394,14 +394,14 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
             logged.append(values["learning_rate"])
 
         def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-            logged.append((step, values["loss"]))
+            logged.append((step, values["loss"], values["items"]))
 
         def finish(self) -> None:
             logged.append("finished")
 
     monkeypatch.setitem(tracking.LOGGER_TYPE_TO_CLASS, "kept", Kept)
     history = trained(net(), replace(PLAN, trackers=("kept",))).history
-    assert logged == [0.02, *((row["step"], row["loss"]) for row in history), "finished"]
+    assert logged == [0.02, *((row["step"], row["loss"], row["items"]) for row in history), "finished"]
     for name in ("elsewhere", "comet_ml"):
         with pytest.raises(UserError, match=rf"trackers: expected some of .*; got {name}"):
             trained(net(), replace(PLAN, trackers=(name,)))

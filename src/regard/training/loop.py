@@ -63,6 +63,7 @@ class _Run:
     watchers: Sequence[Monitor]
     on_progress: OnProgress | None
     correct: TransformGradients | None
+    unit: str
 
 
 @dataclass(eq=False)
@@ -101,6 +102,7 @@ def train(
     times: Mapping[str, float] | None = None,
     trim: Callable[[Rows], Rows] | None = None,
     device: str | None = None,
+    unit: str = "items",
 ) -> TrainResult:
     """Train a model in place, in training mode; afterwards its modules have the modes that they had.
 
@@ -124,6 +126,7 @@ def train(
         times: Multipliers of the learning rates of parameters, by name.
         trim: Returns the rows of a micro-batch without what is padding in all of them, before they go to the device.
         device: "cpu", or None for the machine's accelerator.
+        unit: Name of what `count` counts, in the history, in trackers and of the speed.
 
     Returns:
         Result with a history: a row every `plan.logging_steps` steps, after the last, and if a monitor was due, of
@@ -136,7 +139,7 @@ def train(
     ) as accelerator:
         placed = placement.prepare_model(model, plan, accelerator, times)
         batches = BatchLoader(batch, placed, plan, trim)
-        run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct)
+        run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct, unit)
         progress = _restore_progress(run, resume)
         with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), restore_modes(model):
             _take_steps(run, progress)
@@ -270,9 +273,9 @@ def _record_row(run: _Run, progress: _Progress) -> None:
     is_recorded = bool(progress.history) and progress.history[-1]["step"] == progress.step
     if is_recorded or not (due or logged):
         return
-    row: Row = {"step": progress.step, "items": progress.items, **progress.numbers, "seconds": progress.seconds}
+    row: Row = {"step": progress.step, run.unit: progress.items, **progress.numbers, "seconds": progress.seconds}
     if progress.recent:
-        row["items_per_second"] = progress.items_per_second
+        row[f"{run.unit}_per_second"] = progress.items_per_second
     for watcher in due:
         row |= _run_monitor(run, watcher, progress.step)
     progress.history.append(row)
@@ -294,7 +297,7 @@ def _report(run: _Run, progress: _Progress) -> None:
     if run.on_progress is not None and run.placed.accelerator.is_main_process:
         seconds = sum(seconds for _, seconds in progress.recent)
         left = (run.plan.max_steps - progress.step) * seconds / max(len(progress.recent), 1)
-        speed = {"items_per_second": progress.items_per_second, "seconds_left": left}
+        speed = {f"{run.unit}_per_second": progress.items_per_second, "seconds_left": left}
         run.on_progress(progress.step, run.plan.max_steps, {**progress.numbers, **speed})
 
 

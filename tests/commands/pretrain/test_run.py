@@ -14,6 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from accelerate import Accelerator
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import regard
@@ -75,6 +76,20 @@ def test_a_cache_that_cannot_be_written_is_named(prose: Path, small: PretrainCon
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^--cache: cannot write .*, .*file is a file"):
         regard.pretrain(small, cache=tmp_path / "file" / "cache")
+
+
+def test_text_that_a_given_tokenizer_does_not_know_is_told(
+    prose: Path, tiny: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match=r"texts: \d+% of the tokens of prose are <unk>, which stands for whatever"):
+        regard.pretrain("nano", **SMALL, data=(f"prose={prose}",), tokenizer=str(tiny("t5")), cache=tmp_path)
+
+
+def test_trackers_are_sent_the_names_of_the_table(prose: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    monkeypatch.setattr(Accelerator, "log", lambda self, values, **options: sent.extend(values))
+    found = regard.pretrain("nano", **SMALL, data=(f"prose={prose}",), cache=cache)
+    assert {"tokens", "tokens_per_second", "loss"} < {*sent} <= {*found.history.columns}
 
 
 def test_a_short_text_gives_a_small_vocabulary(tmp_path: Path, cache: Path) -> None:

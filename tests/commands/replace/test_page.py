@@ -53,6 +53,15 @@ def test_page_is_self_contained_and_accessible(parsed: Parsed) -> None:
     assert_accessible(parsed)
 
 
+def test_the_page_says_which_ranking_of_heads_it_shows(parsed: Parsed) -> None:
+    """A run by chance has one for each seed, of which it shows the first."""
+    rank = "Rank 0 stays dynamic longest; the head of the largest rank becomes constant first."
+    assert f"Ranking “lambda”. {rank}" in parsed.text
+    record = {**TABLES[3], "config": {**TABLES[3]["config"], "rank_heads_by": ["random", "lambda"]}}
+    drawn = Parsed(replace_page(*FEW[:3], record, replaced_run.matrices()))
+    assert f"Ranking “random”. {rank} This is the order of seed 0; each seed draws its own." in drawn.text
+
+
 def test_lines_are_the_intervals(parsed: Parsed) -> None:
     means = intervals(TABLES[0])
     ours = means[(means["task"] == "sst2") & (means["constants"] == "average") & (means["rank_heads_by"] == "lambda")]

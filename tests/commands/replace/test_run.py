@@ -332,6 +332,15 @@ def test_special_tokens_written_in_texts_are_told(tiny: Tiny, tmp_path: Path) ->
         replaced(tiny, tmp_path / "some.jsonl", tmp_path / "work", **given)
 
 
+def test_texts_with_many_unknown_tokens_are_told(tiny: Tiny, tmp_path: Path) -> None:
+    """One of nine tokens: this tokenizer does not call those around a text special."""
+    rows = [{"text": f"w{n % 9} w2 w3 w4 w5 w6 foreign", "label": "xy"[n % 2]} for n in range(40)]
+    (tmp_path / "some.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    given: dict[str, Any] = {"dynamic_fractions": (1,), "num_seeds": 1, "max_train_samples": None}
+    with pytest.warns(UserWarning, match=r"texts: 11% of the tokens are <unk>, which stands for whatever"):
+        replaced(tiny, tmp_path / "some.jsonl", tmp_path / "work", **given, max_eval_samples=None)
+
+
 @pytest.mark.exhaustive
 def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     one = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(0,), rank_heads_by="input-dependence")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
@@ -93,7 +93,7 @@ def final_metrics(history: pd.DataFrame) -> dict[str, float | None]:
     return {name: float(numbers.iloc[-1]) if len(numbers) else None for name, numbers in known.items()}
 
 
-def make_history(history: list[Mapping[str, float]]) -> pd.DataFrame:
+def make_history(history: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     """Return the history as a table: the columns of every run, null where nothing was seen; steps as whole numbers."""
     frame = pd.DataFrame(history)
     frame = frame.assign(**{name: float("nan") for name in FINAL if name not in frame})

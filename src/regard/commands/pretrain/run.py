@@ -120,7 +120,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
 
     def report(step: int, steps: int, metrics: Mapping[str, float]) -> None:
         if on_progress is not None:
-            on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=_rename_items(metrics)))
+            on_progress(ProgressEvent(phase="training", step=step, steps=steps, metrics=metrics))
 
     options: dict[str, Any] = {"journal_alone": False, "resume": resume, "keep": keep_work_dir}
     with naming_lost_rank(), open_work_dir(work_dir, command="pretrain", parts=PARTS, **options) as work:
@@ -143,6 +143,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
             journal=work.journal,
             watchers=[losses, sinks],
             on_progress=report,
+            unit="tokens",
         )
         origin = {"name": name, "config_defaults": preset.to_dict()}
         return _result(config, text, model, trained, sinks, origin)
@@ -200,7 +201,7 @@ def _result(
     """Return the tables, the metadata, and the whole model, even if it was sharded while it was trained."""
     device, model, tokenizer = model.device, _whole(model), text.tokenizer
     sha256, (num_samples, length) = tokenizers.tokenizer_hash(tokenizer), sinks.samples.shape
-    history = make_history([_rename_items(row) for row in trained.history])
+    history = make_history(trained.history)
     passes = BatchSampler(text.corpus, config.batch_size, config.seed).passes(int(history["step"].iloc[-1]))
     metadata = describe_run(
         config,
@@ -237,11 +238,6 @@ def _whole(model: RegardForCausalLM) -> RegardForCausalLM:
     assert not missing or model.config.tie_word_embeddings, f"weights without a value: {missing}"
     whole.tie_weights()  # of tied weights one name is there
     return whole.eval()
-
-
-def _rename_items(row: Mapping[str, float]) -> dict[str, float]:
-    """Return a row of the training loop with its items called tokens."""
-    return {name.replace("items", "tokens"): value for name, value in row.items()}
 
 
 @dataclass(frozen=True)

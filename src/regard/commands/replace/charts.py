@@ -126,11 +126,16 @@ def cost_panels(cost: pd.DataFrame) -> list[Panel]:
     return panel("Relative to the original model", "%", "fraction", shown, ticks=_ticks(positions))
 
 
-def order_maps(heads: pd.DataFrame, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Map the rank of each head, 0 for the one that stays dynamic longest, for each site."""
+def head_ranking(metadata: Mapping[str, Any]) -> str:
+    """Return the ranking in the table of heads, the first of a run; empty if it has none."""
     rankings = labels.section(metadata, "config").get("rank_heads_by")
     ranking = rankings[0] if isinstance(rankings, (list, tuple)) and rankings else rankings
-    value_name = str(ranking) if isinstance(ranking, str) and ranking != NONE else "value"
+    return ranking if isinstance(ranking, str) and ranking != NONE else ""
+
+
+def order_maps(heads: pd.DataFrame, metadata: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Map the rank of each head, 0 for the one that stays dynamic longest, for each site."""
+    value_name = head_ranking(metadata) or "value"
     multiple_sites = heads["site"].nunique() > 1
     return [
         {

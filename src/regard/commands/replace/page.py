@@ -49,7 +49,7 @@ def replace_page(
         key_figures=words.key_figures(outcome, cost),
         sections=[
             *_scores(outcome, words.majority_of_all(outcome, metadata)),
-            Section("order", "Ranking of heads", [Maps(charts.order_maps(heads, metadata))], _RANK),
+            Section("order", "Ranking of heads", [Maps(charts.order_maps(heads, metadata))], _ranking(metadata)),
             Section(
                 "constants",
                 "Constant matrices",
@@ -63,6 +63,13 @@ def replace_page(
         data={"pictures": charts.payload(images)},
         script=read_asset("page.js", __package__),
     ).html()
+
+
+def _ranking(metadata: Mapping[str, Any]) -> str:
+    """Say which ranking the table of heads has."""
+    name = charts.head_ranking(metadata)
+    drawn = " This is the order of seed 0; each seed draws its own." if name == "random" else ""
+    return f"Ranking “{name}”. {_RANK}{drawn}" if name else _RANK
 
 
 def several_page(scores: pd.DataFrame, cost: pd.DataFrame, metadata: dict[str, Any]) -> str:
