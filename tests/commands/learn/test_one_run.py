@@ -458,7 +458,7 @@ def test_models_that_answer_in_texts_are_put_together_again(instructed: Path) ->
 def test_a_head_for_answers_is_refused(instructed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(line(instructed, "--method", "sapt", "--head", "labels")) == 2
     told = "regard learn: head: expected none where answers are written (tasks from text to text), got 'labels'"
-    assert capsys.readouterr().err.strip() == told
+    assert capsys.readouterr().err.strip().splitlines()[-1] == told  # behind a warning of unknown tokens
 
 
 @pytest.mark.parametrize("said", [{"task_type": "generation"}, {"missing_tasks": "skip"}, {"instructions": True}])
