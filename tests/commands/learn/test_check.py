@@ -12,7 +12,9 @@ from regard import LearnResult
 from regard.commands.learn.check import drops_table
 from regard.continual.forgetting import ForgottenTask
 from tests.commands.learn import learned
+from tests.commands.learn.marks import READS_ENGLISH
 
+pytestmark = READS_ENGLISH
 Regard = Callable[..., Any]
 
 OVER = "95 % intervals over seeds; over test rows where a task has one, or equal drops"

@@ -22,7 +22,7 @@ from regard.continual.run_state import ProgressEvent
 from regard.runs.progress import PlainProgress
 from tests.data.test_derived_streams import DIFFERENCE, published
 
-pytestmark = pytest.mark.filterwarnings("ignore:texts. .* of the tokens:UserWarning")  # a toy tokenizer reads English
+pytestmark = READS_ENGLISH
 
 MODULE = importlib.import_module("regard.commands.learn.run")
 """The module: as an attribute of the package that name is its function."""

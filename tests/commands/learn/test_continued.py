@@ -16,10 +16,12 @@ from regard.continual.methods import METHODS
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
+from tests.commands.learn.marks import READS_ENGLISH
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
 from tests.continual.together import SMALL, TEXTS_ALONE
 
+pytestmark = READS_ENGLISH
 OPTIONS: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
 NUMBERS = ["method", "seed", "after_task", "task", "scenario", "score", "lost", "gained"]
 

@@ -42,7 +42,7 @@ from tests.continual import small_text_tasks
 from tests.continual.pseudo.test_files import published
 from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
 
-pytestmark = pytest.mark.filterwarnings("ignore:texts. .* of the tokens:UserWarning")  # a toy tokenizer reads English
+pytestmark = READS_ENGLISH
 
 SAPT: dict[str, Any] = {**FIELDS, "seeds": [1], "set": ("r=2",), "head": "labels"}
 

@@ -24,9 +24,10 @@ from regard.models.classifier import Classifier
 from regard.models.generator import Generator, load_generator
 from regard.models.pretrained import Loaded
 from tests.commands.learn import learn_runs
+from tests.commands.learn.marks import READS_ENGLISH
 from tests.continual import small_tasks, small_text_tasks
 
-pytestmark = pytest.mark.exhaustive  # four comparisons are learnt first
+pytestmark = [READS_ENGLISH, pytest.mark.exhaustive]  # four comparisons are learnt first
 FIELDS: dict[str, Any] = {**learn_runs.FIELDS, "diagnostic_samples": 0, "seeds": [1]}
 TEXTS = {
     "num_epochs": 1,
