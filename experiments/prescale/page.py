@@ -89,7 +89,8 @@ def describe_results(tables: Tables) -> str:
     return (
         "Accuracy gained over fine-tuning by probing first and by pre-scaling (\\*: the interval excludes 0): "
         + "; ".join(sentences)
-        + ". At this scale probing first brings the whole measurable gain; scaling, of whichever kind, adds none. "
+        + ". At this scale probing first brings the whole measurable gain; scaling, of whichever kind, adds none, and "
+        "none that could be told [where accuracy has room to rise](room.md). "
         "Negative results: over-smoothing rises while pre-scaling learns a task, where the paper's falls, and the "
         "deviation of the five strongest sinks falls, where the paper's rises."
     )

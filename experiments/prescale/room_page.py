@@ -76,11 +76,14 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
 
 
 def describe_answer(tables: Tables) -> str:
-    """Return the verdicts in a sentence."""
+    """Return the verdicts, and what gain the intervals exclude."""
     verdicts = {stream: judge(tables, stream) for stream in ROWS}
     if None in verdicts.values():
         return "The runs are not complete."
-    return f"{join_words(f'{verdict} on `{stream}`' for stream, verdict in verdicts.items())}.".capitalize()
+    told = {verdict: [f"`{stream}`" for stream in ROWS if verdicts[stream] == verdict] for verdict in verdicts.values()}
+    answer = "; ".join(f"{verdict} on {join_words(streams)}" for verdict, streams in told.items())
+    highest = [f"{t_interval(tables.gains(stream, SCALING, PROBING, 'AP til')).ci_high:.1f}" for stream in ROWS]
+    return f"{answer[0].upper()}{answer[1:]}. Gains above {join_words(highest)} points are excluded."
 
 
 def gain_table(tables: Tables) -> Table:

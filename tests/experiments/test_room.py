@@ -27,12 +27,14 @@ def tables(gain: float, spread: float, probing: float = 80.0) -> Tables:
         (3.0, 1.0, "adds"),
         (-3.0, 1.0, "takes"),
         (0.1, 0.5, "adds less than a point"),
-        (0.5, 1.0, "cannot be told"),  # ± 2.571 · √(6/5) / √6 = ± 1.15
+        (0.5, 1.0, "cannot be told"),  # ± 2.571 · √(6/5) / √6 = ± 1.15, times the spread
     ],
 )
 def test_the_rule_reads_the_interval(gain: float, spread: float, verdict: str) -> None:
     assert judge(tables(gain, spread), STREAM) == verdict
-    assert f"{verdict} on `{STREAM}`" in describe_answer(tables(gain, spread)).replace(verdict.capitalize(), verdict)
+    answer = describe_answer(tables(gain, spread))
+    assert answer.startswith(f"{verdict.capitalize()} on `{STREAM}`, ")
+    assert f"Gains above {gain + spread * 2.571 * (6 / 5) ** 0.5 / 6**0.5:.1f}, " in answer
 
 
 def test_a_stream_at_the_ceiling_decides_nothing() -> None:

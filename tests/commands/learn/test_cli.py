@@ -20,6 +20,7 @@ from regard.commands.learn.one_run import PROTOCOLS
 from regard.commands.learn.run import TASK_END, Progress
 from regard.continual.run_state import ProgressEvent
 from regard.runs.progress import PlainProgress
+from tests.commands.learn.marks import READS_ENGLISH
 from tests.data.test_derived_streams import DIFFERENCE, published
 
 pytestmark = READS_ENGLISH

@@ -38,6 +38,7 @@ from regard.continual.training_phase import TrainingBudget, probing_rate, settin
 from regard.data.benchmarks import SUPER_NI_ORDERS
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
+from tests.commands.learn.marks import READS_ENGLISH
 from tests.continual import small_text_tasks
 from tests.continual.pseudo.test_files import published
 from tests.continual.small_tasks import BUDGET, learnt_router, loaded, stream
