@@ -127,7 +127,8 @@ def test_what_a_backward_pass_computes_again_waits_for_calls_of_other_threads() 
     getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
     adapters.pool.set_trainable(0)
     trained = list(adapters.pool.parameters_of(0))
-    given, found, is_paused, go_on = some_rows(0), list[Tensor](), threading.Event(), threading.Event()
+    given, is_paused, go_on = some_rows(0), threading.Event(), threading.Event()
+    found, found_beside = list[Tensor](), list[Tensor]()  # the call may end between two layers of the backward pass
 
     def gradients(*, pauses: bool = False) -> list[Tensor]:
         loss = adapters(**given).logits.square().sum()
@@ -146,7 +147,7 @@ def test_what_a_backward_pass_computes_again_waits_for_calls_of_other_threads() 
 
     expected = [*gradients(), adapters(**some_rows(1)).logits.detach()]
     backward = threading.Thread(target=lambda: found.extend(gradients(pauses=True)), daemon=True)
-    other = threading.Thread(target=lambda: found.append(adapters(**some_rows(1)).logits.detach()), daemon=True)
+    other = threading.Thread(target=lambda: found_beside.append(adapters(**some_rows(1)).logits.detach()), daemon=True)
     backward.start()
     assert is_paused.wait(60)
     other.start()
@@ -154,7 +155,7 @@ def test_what_a_backward_pass_computes_again_waits_for_calls_of_other_threads() 
     go_on.set()
     backward.join(60)
     other.join(60)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close([*found, *found_beside], expected)
 
 
 @torch.no_grad()
