@@ -436,6 +436,15 @@ def test_an_interrupt_keeps_the_finished_step(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), unbroken.parameters(), strict=True))
 
 
+def test_what_is_counted_has_its_name_in_a_run_that_an_earlier_version_began(tmp_path: Path) -> None:
+    """Its checkpoints say items, as all do."""
+    first = trained(net(), PLAN, folder=tmp_path)
+    again = trained(net(), PLAN, folder=tmp_path, resume=True, unit="tokens")
+    assert [row["tokens"] for row in again.history] == [row["items"] for row in first.history]
+    assert "tokens_per_second" in again.history[-1]
+    assert not any(name.startswith("items") for row in again.history for name in row)
+
+
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = torch.optim.AdamW.step

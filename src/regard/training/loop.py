@@ -28,6 +28,7 @@ from regard.training.trackers import run_trackers
 Row = dict[str, float]
 OnProgress = Callable[[int, int, Mapping[str, float]], None]
 TransformGradients = Callable[[nn.Module, int], None]
+ITEMS = "items"
 _STATE_FIELDS = ("step", "items", "seconds", "history", "numbers")
 RECENT = 20  # number of steps over which speed is averaged
 
@@ -102,7 +103,7 @@ def train(
     times: Mapping[str, float] | None = None,
     trim: Callable[[Rows], Rows] | None = None,
     device: str | None = None,
-    unit: str = "items",
+    unit: str = ITEMS,
 ) -> TrainResult:
     """Train a model in place, in training mode; afterwards its modules have the modes that they had.
 
@@ -143,7 +144,7 @@ def train(
         progress = _restore_progress(run, resume)
         with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), restore_modes(model):
             _take_steps(run, progress)
-    return TrainResult(progress.history, progress.seconds, progress.step)
+    return TrainResult([_named(row, unit) for row in progress.history], progress.seconds, progress.step)
 
 
 def _take_steps(run: _Run, progress: _Progress) -> None:
@@ -273,13 +274,18 @@ def _record_row(run: _Run, progress: _Progress) -> None:
     is_recorded = bool(progress.history) and progress.history[-1]["step"] == progress.step
     if is_recorded or not (due or logged):
         return
-    row: Row = {"step": progress.step, run.unit: progress.items, **progress.numbers, "seconds": progress.seconds}
+    row: Row = {"step": progress.step, ITEMS: progress.items, **progress.numbers, "seconds": progress.seconds}
     if progress.recent:
-        row[f"{run.unit}_per_second"] = progress.items_per_second
+        row[f"{ITEMS}_per_second"] = progress.items_per_second
     for watcher in due:
         row |= _run_monitor(run, watcher, progress.step)
     progress.history.append(row)
-    run.placed.accelerator.log(row, step=progress.step)
+    run.placed.accelerator.log(_named(row, run.unit), step=progress.step)
+
+
+def _named(row: Row, unit: str) -> Row:
+    """Return a row with its items called by their name; checkpoints have the same names whatever is counted."""
+    return {unit + name.removeprefix(ITEMS) if name.startswith(ITEMS) else name: value for name, value in row.items()}
 
 
 def _run_monitor(run: _Run, watcher: Monitor, step: int) -> dict[str, float]:
