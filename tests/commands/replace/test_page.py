@@ -352,7 +352,7 @@ def test_a_drop_within_its_interval_is_not_stated() -> None:
     assert "With all heads constant no drop is shown: one of up to 10.0 % cannot be excluded over seeds." in told
     assert "drops by" not in told
     text = Parsed(replace_page(*tables, {})).text
-    assert "drop 1.0 % (-8.0 to 10.0 %)" in text
+    assert "drop 1.0 % (−8.0 to 10.0 %)" in text
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_models_are_no_tasks_and_weak_ones_are_named() -> None:
     frame = scores_of(values)
     said = " ".join(ledes(Outcome(frame, metadata), pd.DataFrame(columns=list(COST_COLUMNS)), metadata))
     assert "on average over 3 models, at most by 33.3 % (t, b1)" in said
-    assert "in 1 of 3, which cannot show what heads do: t, b3 (0.69)" in said
+    assert "in 1 of 3 cases, which cannot show what heads do: t, b3 (0.69)" in said
     page = several_page(frame, pd.DataFrame(columns=list(COST_COLUMNS)), metadata)
     assert "of 3 models" in page
     assert "of 3 tasks" not in page
