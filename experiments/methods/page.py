@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.common.claims import DASH, format_interval
+from experiments.common.method_runs import MethodTable
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
-from experiments.common.run_table import MethodTable
 from experiments.methods.run import CANDIDATE, LENGTH, METHODS, MOODS, PRESENT, SEEDS, STREAMS
 from regard.commands.learn.config import LearnConfig
 from regard.runs.intervals import t_interval

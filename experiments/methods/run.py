@@ -17,18 +17,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, final_scores, make_missing
+from experiments.common.method_runs import describe_run, make_record, run_path
+from experiments.common.runs import Case, make_missing
 from experiments.routing.streams import read_long
 from regard.data.stream import Stream
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 PRESENT, CANDIDATE, BESIDE = "prescale", "sapt", "replay"
 METHODS = (PRESENT, CANDIDATE, BESIDE)
@@ -40,9 +39,8 @@ SEEDS = (508, 39, 123)
 LENGTH = 32
 
 
-def read_sentiment(seed: int, data: str) -> Stream:
-    """Read the tasks of Long Sequence that ask for the mood of a text, without instructions."""
-    stream = read_long(seed, data)
+def take_moods(stream: Stream) -> Stream:
+    """Return the tasks of Long Sequence that ask for the mood of a text."""
     tasks = tuple(task for task in stream.tasks if task.name in MOODS)
     return dataclasses.replace(stream, name=SENTIMENT, tasks=tasks, order=tuple(range(len(tasks))))
 
@@ -50,7 +48,7 @@ def read_sentiment(seed: int, data: str) -> Stream:
 def make_run(stream: str, method: str, seed: int, data: str) -> dict[str, Any]:
     """Run a method and return the content of its file."""
     start = time.process_time()
-    rows = {"stream": read_sentiment(seed, data)} if stream == SENTIMENT else {"stream": stream, "data": data}
+    rows = {"stream": take_moods(read_long(seed, data))} if stream == SENTIMENT else {"stream": stream, "data": data}
     result = regard.learn(
         **rows,
         method=method,
@@ -60,16 +58,7 @@ def make_run(stream: str, method: str, seed: int, data: str) -> dict[str, Any]:
         save_models=False,
         seeds=[seed],
     )
-    return {
-        **{"stream": stream, "method": method, "seed": seed},
-        **final_scores(result.accuracy_matrix),
-        **{"cpu_seconds": time.process_time() - start, "regard": VERSION, "versions": library_versions()},
-    }
-
-
-def run_path(work: Path, stream: str, method: str, seed: int) -> Path:
-    """Return the file of a run."""
-    return work / stream / f"{method}-{seed}.json"
+    return make_record(stream, method, seed, result.accuracy_matrix, start)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -84,14 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def cases() -> Iterator[Case]:
         for seed, stream, method in product(SEEDS, options.streams.split(","), options.methods.split(",")):
             path = run_path(options.work, stream, method, seed)
-            yield Case(path, partial(make_run, stream, method, seed, options.data), _describe)
+            yield Case(path, partial(make_run, stream, method, seed, options.data), describe_run)
 
     make_missing(cases)
-
-
-def _describe(run: Mapping[str, Any]) -> str:
-    name = f"{run['stream']}, {run['method']}, seed {run['seed']}"
-    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}, {run['cpu_seconds']:.0f} s"
 
 
 if __name__ == "__main__":

@@ -28,8 +28,9 @@ from typing import Any
 
 import pandas as pd
 
-from experiments.common.runs import Case, final_scores, make_missing
-from experiments.methods.run import MOODS, SENTIMENT
+from experiments.common.method_runs import describe_run, make_record, run_path
+from experiments.common.runs import Case, make_missing
+from experiments.methods.run import SENTIMENT, take_moods
 from experiments.prescale.run import TRAIN, budget
 from experiments.sapt import run as sapt
 from regard.continual.methods import method_named
@@ -38,8 +39,6 @@ from regard.continual.training_phase import TrainingBudget
 from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 METHODS = ("finetune", "probe-finetune", "prescale")
 ROWS: Mapping[str, int] = {"stdlib-split": 8, "db-split": 4, SENTIMENT: TRAIN}
@@ -54,9 +53,7 @@ def read_rows(stream: str, seed: int, data: str) -> Stream:
     if stream != SENTIMENT:
         return read_stream(stream, data, order="random", **rows)
     what: dict[str, Any] = {"task_type": "classification", "missing_tasks": "skip", "instructions": False}
-    found = read_stream(sapt.STREAM, data, order=sapt.ORDERS[0], **what, **rows)
-    tasks = tuple(task for task in found.tasks if task.name in MOODS)
-    return dataclasses.replace(found, name=SENTIMENT, tasks=tasks, order=tuple(range(len(tasks))))
+    return take_moods(read_stream(sapt.STREAM, data, order=sapt.ORDERS[0], **what, **rows))
 
 
 def choose_budget(stream: str) -> TrainingBudget:
@@ -73,16 +70,7 @@ def make_run(stream: str, name: str, seed: int, loaded: Loaded, data: str) -> di
     method = method_class(method_class.Config.parse({}))
     tasks = read_rows(stream, seed, data)
     run = run_stream(make_learner(tasks, method, loaded, choose_budget(stream), seed=seed), method)
-    return {
-        **{"stream": stream, "method": name, "seed": seed},
-        **final_scores(pd.DataFrame(run.rows["matrix"])),
-        **{"cpu_seconds": time.process_time() - start, "regard": VERSION, "versions": library_versions()},
-    }
-
-
-def run_path(work: Path, stream: str, method: str, seed: int) -> Path:
-    """Return the file of a run."""
-    return work / stream / f"{method}-{seed}.json"
+    return make_record(stream, name, seed, pd.DataFrame(run.rows["matrix"]), start)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -97,14 +85,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loaded = load("minilm")
         for seed, stream, method in product(SEEDS, options.streams.split(","), METHODS):
             path = run_path(options.work, stream, method, seed)
-            yield Case(path, partial(make_run, stream, method, seed, loaded, options.data), _describe)
+            yield Case(path, partial(make_run, stream, method, seed, loaded, options.data), describe_run)
 
     make_missing(cases)
-
-
-def _describe(run: Mapping[str, Any]) -> str:
-    name = f"{run['stream']}, {run['method']}, seed {run['seed']}"
-    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}, {run['cpu_seconds']:.0f} s"
 
 
 if __name__ == "__main__":

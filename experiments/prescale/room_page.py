@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments.common.claims import MARGIN, above, below, format_interval
+from experiments.common.method_runs import MethodTable
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
-from experiments.common.run_table import MethodTable
 from experiments.prescale.room import EVALUATED, METHODS, ROWS, SEEDS, STEPS
 from regard.runs.intervals import t_interval
 

@@ -338,9 +338,8 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
         types = sorted({type(document).__name__ for document in documents} - {"str"})
         got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
         if names is not None:
-            splits = (
-                list(names) if isinstance(getattr(texts, "column_names", None), Mapping) else []
-            )  # of a DatasetDict
+            is_split = isinstance(getattr(texts, "column_names", None), Mapping)  # a DatasetDict
+            splits = list(names) if is_split else []
             columns, where = (names[splits[0]], f"texts[{splits[0]!r}]") if splits else (names, "texts")
             got = f"a {type(texts).__name__}; pass one of its columns, as {where}[{_text_column(columns)!r}]"
         elif documents and isinstance(documents[0], Mapping):

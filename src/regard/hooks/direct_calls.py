@@ -14,8 +14,6 @@ from regard.hooks.patches import can_patch
 FORWARD = "forward"
 _CALL, _CALLED_FROM = "_call_impl", nn.Module._call_impl.__code__.co_filename
 """The function of PyTorch that calls a module with its hooks; a part of its name where it is compiled."""
-_CALLED_HERE = (lambda: None).__code__.co_filename
-"""Of a call from here nothing else may be seen, if it is compiled."""
 
 
 @cache
@@ -40,7 +38,8 @@ def _find_called(module: nn.Module) -> nn.Module | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if (_CALL in code.co_name and code.co_filename == _CALLED_FROM) or code.co_filename == _CALLED_HERE:
+        is_call = _CALL in code.co_name and code.co_filename == _CALLED_FROM
+        if is_call or code.co_filename == __file__:  # of a compiled call from here nothing else may be seen
             called = frame.f_locals.get("self")
             forward = getattr(called, "__dict__", {}).get(FORWARD)
             if called is module or getattr(forward, "__self__", None) is module:
