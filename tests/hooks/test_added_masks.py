@@ -1,22 +1,27 @@
-"""Masks that modules of one's own add to scores hide keys as those do that say so."""
+"""Masks that are added to scores hide keys as those do that say so; others are refused."""
 
 import math
+from functools import partial
+from typing import Any
 from weakref import ref
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest
-from regard.hooks import watching
+from regard.errors import UserError
+from regard.hooks import replacing, watching
 from regard.hooks.attention_function import read_mask
 from regard.hooks.constant_heads import ConstantHeads
 
 HEADS, TOKENS, WIDTH = 2, 10, 16
 SEEN = torch.arange(TOKENS) < torch.tensor([[TOKENS], [6]])
+BLOCKS = [partial(watching, statistics="column_mass"), partial(replacing, constants="softmax")]
 
 
 class Attention(nn.Module):
@@ -81,3 +86,28 @@ def test_what_is_known_of_a_mask_is_not_taken_for_that_of_another_at_its_address
         del call, keep
         assert masks[-1]() is not None
     assert [mask() is not None for mask in masks] == [False] * 4 + [True] * 2
+
+
+def make_llama(attention: str) -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = LlamaConfig(**sizes, vocab_size=30, num_key_value_heads=2, attn_implementation=attention)
+    return LlamaForCausalLM(config).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("block", BLOCKS)
+def test_pairs_in_a_form_that_hides_nothing_are_refused(attention: str, block: Any) -> None:
+    """Eager attention of Transformers adds True and False, and whole numbers, as 1 and 0."""
+    model, ids = make_llama(attention), torch.arange(3, 9)[None]
+    seen = torch.ones(1, 1, 6, 6, dtype=torch.bool).tril()
+    as_numbers = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo().min)
+    expected = model(ids, attention_mask=as_numbers).logits
+    refused = {torch.int64: seen.long(), torch.bool: seen} if attention == "eager" else {torch.int64: seen.long()}
+    for dtype, mask in refused.items():
+        with block(model), pytest.raises(UserError, match=rf"^attention_mask: expected .*numbers.*got .*{dtype}"):
+            model(ids, attention_mask=mask)
+    for mask in (as_numbers,) if attention == "eager" else (as_numbers, seen):
+        with block(model):
+            torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)

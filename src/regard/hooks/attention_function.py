@@ -17,6 +17,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.attention.tracing import is_traced, is_transformed
 from regard.errors import UserError
 from regard.hooks import compressed, registration
+from regard.hooks.added_masks import check_mask
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
 from regard.hooks.modules import weighs_depth
 
@@ -106,6 +107,8 @@ def attention_function(
             raise UserError(
                 f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"
             )
+        if attention_mask is not None:
+            check_mask(attention_mask, is_added=is_eager_host)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and not is_eager_host
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)

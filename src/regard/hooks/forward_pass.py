@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
+from regard.hooks.added_masks import check_mask
 from regard.hooks.caches import read_cache, rename_cache
 
 WITH_AXES = 4
@@ -295,6 +296,7 @@ def _key_mask(mask: Any) -> Tensor | None:
 
 
 def _visible_pairs(mask: Tensor) -> Tensor:
+    check_mask(mask)
     return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 

@@ -1,0 +1,21 @@
+"""What a mask of pairs may hold: True and False, or numbers that are added to scores."""
+
+import torch
+from torch import Tensor
+
+from regard.errors import UserError
+
+
+def check_mask(mask: Tensor, *, is_added: bool = False) -> None:
+    """Raise a UserError for a mask of whole numbers, and for True and False that a model adds as 1 and 0 (`is_added`).
+
+    SDPA refuses whole numbers. Eager attention of Transformers adds whatever it gets, and then hides nothing.
+    """
+    if mask.is_floating_point() or (mask.dtype == torch.bool and not is_added):
+        return
+    expected = "numbers to be added to scores" if is_added else "True and False, or numbers to be added to scores"
+    reason = ", which its eager attention would add as 1 and 0" if is_added else ""
+    raise UserError(
+        f"attention_mask: expected {expected}, 0 where a query sees a key and torch.finfo(dtype).min where not; got "
+        f"a mask of pairs in {mask.dtype}{reason}"
+    )
