@@ -200,3 +200,34 @@ def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_im
     config = tf.Wav2Vec2Config(**SIZES, conv_dim=[8], conv_stride=[4], conv_kernel=[4], num_conv_pos_embedding_groups=2)
     with pytest.raises(UserError, match=r"it does not take a few tokens, or one image, .* \(it takes input_values\)"):
         average_attention(tf.Wav2Vec2Model(config), [{"input_values": pixels(1, 64)}], length=16)
+
+
+class TextBeforeTower(torch.nn.Module):
+    """A model that is given its language model before its tower, as Hunyuan-VL, ERNIE-VL, Inkling2 and Kosmos-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.language_model = tf.LlamaModel(tf.LlamaConfig(**SIZES, vocab_size=20, num_key_value_heads=2))
+        self.vision_tower = tf.ViTModel(tf.ViTConfig(**SIZES, image_size=16, patch_size=8))
+
+    def forward(self, ids: Tensor, images: Tensor | None = None) -> Any:
+        embeds = self.language_model.get_input_embeddings()(ids)
+        if images is not None:
+            states = self.vision_tower(images).last_hidden_state.flatten(0, 1)
+            embeds = torch.cat([embeds, states.expand(len(ids), -1, -1)], dim=1)
+        return self.language_model(inputs_embeds=embeds)
+
+
+@torch.no_grad()
+def test_samples_are_texts_whichever_part_a_model_was_given_first() -> None:
+    model, ids = TextBeforeTower().eval(), torch.arange(12).view(2, 6)
+    with watching(model, "column_mass") as watch:
+        model(ids)
+    assert watch.samples == 2
+    with watching(model, "column_mass") as watch:
+        model(ids, pixels(4, 3, 16, 16))
+        model(ids[:1])
+        watch.close()
+        assert watch.samples == 3
+    assert set(watch.frame().query("site != 'decoder'")["n"]) == {4}

@@ -30,18 +30,21 @@ class Readings(Display):
         self.statistics, self.seconds = statistics, dict.fromkeys(statistics, 0.0)
         self.turns: AbstractContextManager[Any] = nullcontext()
         """Keeps the forwards of other threads out, where these are observed as well."""
-        self._counted: Tensor | None = None
+        self._counted: dict[str, Tensor] = {}
+        """Finished samples by the path of the stack that has read them."""
+        self._latest_stack = ""
+        """The stack whose forward was the last to end: what an encoder or a tower for images has read, it reads on."""
         self._model_name = model_name
 
     @property
     def samples(self) -> int:
         """The number of samples that are finished; rows of padding alone are none."""
-        return 0 if self._counted is None else int(self._counted)
+        return int(self._counted.get(self._latest_stack, 0))
 
-    def _count(self, length: Tensor) -> None:
-        """Count the samples of these lengths, without waiting for their device."""
+    def _count(self, stack: str, length: Tensor) -> None:
+        """Count the samples of these lengths in a stack, without waiting for their device."""
         count = (length > 0).sum()
-        self._counted = count if self._counted is None else self._counted.to(count.device) + count
+        self._counted[stack] = self._counted[stack].to(count.device) + count if stack in self._counted else count
 
     def _take(self, name: str, step: Callable[[], None]) -> None:
         """Take a step of a statistic, and its time."""
