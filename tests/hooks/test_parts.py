@@ -1,11 +1,14 @@
-"""Models of several towers, of which one cannot be observed: which others can be watched alone."""
+"""Models of several towers: which can be watched alone where one cannot be observed, and what sites they have."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 import transformers as tf
+from numpy.testing import assert_allclose
 from torch import nn
 
 import regard
@@ -127,3 +130,31 @@ def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
         with torch.no_grad(), regard.watching(model.get_submodule(encoder), "column_mass") as watch:
             model(input_ids=ids, **more)
         assert watch.samples == 2
+
+
+@torch.no_grad()
+def test_two_encoders_do_not_share_a_site_whichever_is_read_first() -> None:
+    """SigLIP has its text encoder first; images are often encoded batch by batch before any text is."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    text = {**sizes, "vocab_size": 40, "max_position_embeddings": 8, "projection_size": 16}
+    config = tf.SiglipConfig(text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 8})
+    torch.manual_seed(0)
+    model = tf.SiglipModel(config).eval()
+    images, ids = torch.randn(6, 3, 16, 16), torch.arange(4, 16).view(2, 6)
+
+    def measure(*forwards: Callable[[], object]) -> pd.DataFrame:
+        with regard.watching(model, "column_mass") as watch:
+            for forward in forwards:
+                forward()
+        return watch.frame()
+
+    of_images = measure(lambda: model.get_image_features(images))
+    of_texts = measure(lambda: model.get_text_features(ids))
+    assert set(of_images["site"]) == set(of_texts["site"]) == {"encoder"}
+    batches = [partial(model.get_image_features, batch) for batch in images.split(2)]
+    found = measure(*batches, lambda: model.get_text_features(ids), lambda: model(ids, images[:2]))
+    assert set(found["site"]) == {"encoder", "encoder@text_model"}
+    assert set(found.query("site == 'encoder'")["n"]) == {8}
+    twice = found.query("site == 'encoder@text_model'")
+    assert set(twice["n"]) == {4}
+    assert_allclose(twice["value"], of_texts["value"], rtol=1e-4)

@@ -19,7 +19,7 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.modules import attention_kind
 from regard.hooks.numbering import CallPosition
 from regard.hooks.observe import Watch
-from regard.hooks.sequences import find_site
+from regard.hooks.sites import find_site
 
 Block = tuple[slice, slice, Float[Tensor, "head query key"]]
 """Rows and columns of a layer's matrices, and the weights that stand there."""

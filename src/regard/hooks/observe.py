@@ -43,7 +43,8 @@ from regard.hooks.selection import (
     needing_whole_rows,
     needs_any,
 )
-from regard.hooks.sequences import Sequences, find_site
+from regard.hooks.sequences import Sequences
+from regard.hooks.sites import find_site
 from regard.hooks.waiting_calls import Place, may_wait
 from regard.statistics import Statistic, select_statistics
 from regard.statistics.modalities import ModalityMass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate
 from typing import Any, NoReturn
 from weakref import ReferenceType, ref
 
@@ -34,6 +34,7 @@ class Sequences:
 
     Attributes:
         role: `decoder` or `encoder`, once its first layer has been called.
+        sites: The site of what is finished, by role.
         forward: The forward under way.
         last: The latest forward over the open sequences.
         encoder_tokens: Token ids of the encoder, for cross-attention.
@@ -52,6 +53,7 @@ class Sequences:
         self.stack, self.name, self.needs_whole = stack, type(stack.module).__name__, needs_whole
         self.counter, self.num_blocks = BlockCounter(stack), num_blocks(stack)
         self.role: str | None = None
+        self.sites: dict[str, str] = {}
         self._is_role_known = False
         self.encoder_tokens: Tensor | None = None
         self.offered: Tensor | None = None
@@ -305,6 +307,7 @@ class Sequences:
                 tensors = (tensor for layer in observations for tensor in layer.tensors.values())
                 is_exact = all(map(float64.has_float64, tensors))
                 batches.append(observations if is_exact else list(map(float64.to_cpu, observations)))
+                self.sites[str(self.role)] = site
         self._reset()
         self.num_batches += bool(batches)
         return batches
@@ -389,11 +392,3 @@ class Sequences:
                 virtual_key=layer.virtual_key,
                 tensors=layer.align(own_queries, keys, packed=last.segments is not None),
             )
-
-
-def find_site(sequences: Sequences, stacks: Iterable[Sequences], kind: str = "self") -> str:
-    """Return the site of a stack's attention of a kind: its role, with its path if an earlier stack has this role."""
-    role = site = sequences.role or "encoder"
-    if any(other.role == role for other in takewhile(lambda other: other is not sequences, stacks)):
-        site = f"{role}@{sequences.stack.label}"
-    return cross_site(site) if kind == "cross" else site
