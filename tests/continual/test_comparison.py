@@ -145,6 +145,12 @@ def test_methods_that_are_the_same_have_no_test() -> None:
     assert math.isnan(found["t_test"])
 
 
+def test_equal_differences_do_not_exclude_0() -> None:
+    found = one(compare_methods(table({"a": [50.0, 62.5], "b": [62.5, 75.0]})))
+    assert (found["difference"], found["overlaps"]) == (12.5, pd.NA)
+    assert all(math.isnan(found[name]) for name in ("ci_low", "ci_high", "t_test"))
+
+
 def test_comparisons_of_one_metric_are_corrected_together() -> None:
     chance = np.random.default_rng(4)
     base = chance.normal(70, 3, 8)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from regard.errors import UserError
 from regard.runs.intervals import (
+    difference_interval,
     fall_interval,
     holm,
     least_correlation,
@@ -348,3 +349,15 @@ def test_differences_are_paired_by_seed_or_of_independent_means(scipy_stats: Any
     assert seed_difference({1: 2.0}, {1: 1.0})[0] == 1.0
     assert math.isnan(seed_difference({1: 2.0}, {1: 1.0})[1])
     assert math.isnan(seed_difference({}, {1: 1.0})[0])
+
+
+def test_equal_differences_have_no_interval() -> None:
+    """Two seeds of few test rows often differ by the same number of rows, which excludes no 0."""
+    ours, theirs = {1: 75.0, 2: 50.0}, {1: 62.5, 2: 37.5}
+    found = seed_difference(ours, theirs)
+    assert (found.value, found.pairs, found.has_interval) == (12.5, 2, False)
+    assert difference_interval([0.1 + 0.2, 0.3]).overlaps is None
+    assert seed_difference({1: 75.0, 2: 75.0}, {3: 50.0, 4: 50.0}).has_interval is False
+    assert seed_difference(ours, ours) == (0, 0, 2)
+    assert seed_difference({1: 75.0, 2: 75.0}, {3: 75.0, 4: 75.0}) == (0, 0, 0)
+    assert difference_interval([1.0, 3.0]) == t_interval([1.0, 3.0])

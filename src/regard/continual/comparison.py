@@ -9,7 +9,7 @@ import pandas as pd
 from regard.continual.metrics import check_unique
 from regard.errors import UserError
 from regard.report.arrays import check_columns
-from regard.runs.intervals import holm, signed_rank_test, t_interval, t_test
+from regard.runs.intervals import difference_interval, holm, signed_rank_test, t_interval, t_test
 
 COLUMNS = ("stream", "method", "seed", "order", "scenario", "metric", "value")
 """The columns of a table of metrics."""
@@ -42,9 +42,10 @@ def compare_methods(metrics: pd.DataFrame, against: str | None = None) -> pd.Dat
     """Return one row for each stream, scenario, metric and two methods: how much more `method` has than `against`.
 
     Against one method, or, if it is None, each against all before it. Runs are paired by seed and order; without one in
-    common there is no row. `overlaps`: whether the Student t interval holds 0. `t_test` and `signed_rank` are the p of
-    the paired tests, `…_holm` the same corrected for the comparisons of one metric, scenario and stream; null for one
-    run or equal differences, and of `signed_rank` for fewer than 6 that are not 0.
+    common there is no row. `overlaps`: whether the Student t interval holds 0; null for one run and for equal
+    differences other than 0, which have none. `t_test` and `signed_rank` are the p of the paired tests, `…_holm` the
+    same corrected for the comparisons of one metric, scenario and stream; null for one run or equal differences, and of
+    `signed_rank` for fewer than 6 that are not 0.
     """
     check_metrics(metrics)
     methods = list(metrics["method"].unique())
@@ -75,7 +76,7 @@ def _compare_pairs(key: tuple[Any, ...], group: pd.DataFrame, against: str | Non
     for method, other in pairs:
         paired = (values[method] - values[other]).dropna().to_numpy(dtype=np.float64)
         if len(paired):
-            interval = t_interval(paired)
+            interval = difference_interval(paired)
             row = {**dict(zip(PLACE, key, strict=True)), "method": method, "against": other, **asdict(interval)}
             row |= {"difference": interval.mean, "overlaps": interval.overlaps}
             rows.append(row | {"t_test": t_test(paired), "signed_rank": signed_rank_test(paired)})

@@ -73,7 +73,7 @@ def as_loaded(model: Any, tokenizer: Any, *, to: str, call: str, merge: bool = T
 
 
 def resolve_model(
-    model: PreTrainedModel | Loaded | str,
+    model: PreTrainedModel | Loaded | str | Path,
     tokenizer: Any,
     *,
     to: str,
@@ -85,13 +85,13 @@ def resolve_model(
     if tokenizer is not None and not callable(getattr(tokenizer, "get_vocab", None)):
         expected = "one as AutoTokenizer loads it, or none beside the name of a model"
         raise UserError(f"tokenizer: expected {expected}; got {type(tokenizer).__name__}. The call is {call}.")
-    if isinstance(model, str):
+    if isinstance(model, (str, Path)):
         model = load(model, language_model=language_model)
     return as_loaded(model, tokenizer, to=to, call=call, merge=merge)
 
 
 def load(
-    name: str,
+    name: str | Path,
     *,
     dtype: str = "auto",
     device: str = "auto",
@@ -127,7 +127,7 @@ def load(
         head: Load the head of a language model, a masked one too, or a classifier that the checkpoint has, if any.
         seed: Seed of random weights.
     """
-    torch_device = _device(device)
+    torch_device, name = _device(device), str(name)
     folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
     if peft_adapters.is_adapter(folder):
         if adapter is not None:

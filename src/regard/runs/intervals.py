@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from statistics import NormalDist
 from typing import Any, NamedTuple
@@ -59,6 +59,20 @@ def t_interval(values: Sequence[float] | Floats, confidence: float = 0.95) -> In
         std = 0.0
     half = t_half_width(n, std, confidence)
     return Interval(n=n, mean=mean, std=std, ci_low=mean - half, ci_high=mean + half)
+
+
+def difference_interval(differences: Sequence[float] | Floats) -> Interval:
+    """Return `t_interval` of paired differences, without an interval if all are equal and not 0.
+
+    Scores of few rows take few values, so that two or three seeds often differ by the same number of rows. Then s is 0,
+    and an interval of no width would exclude 0 whatever the number of seeds.
+    """
+    found = t_interval(differences)
+    return replace(found, ci_low=math.nan, ci_high=math.nan) if found.std == 0 and abs(found.mean) > ROUNDING else found
+
+
+def _are_equal(one: float, other: float) -> bool:
+    return abs(one - other) <= max(ROUNDING * max(abs(one), abs(other)), TINY)
 
 
 def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:
@@ -165,18 +179,21 @@ def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float])
 
     With two seeds or more in common, at least half of those of each, the difference is that of these pairs (Student's
     t), without the other seeds; else it is that of the means, with Welch's interval, for which both need two seeds.
+    Equal differences other than 0 have no interval: see `difference_interval`.
 
     Source: Welch 1947, Biometrika 34, 28, with degrees of freedom that are rounded down.
     """
     common = sorted(values.keys() & reference.keys())
     if len(common) > 1 and 2 * len(common) >= max(len(values), len(reference)):
-        paired = t_interval([values[seed] - reference[seed] for seed in common])
+        paired = difference_interval([values[seed] - reference[seed] for seed in common])
         return SeedDifference(paired.mean, paired.ci_high - paired.mean, paired.n)
     ours, theirs = (t_interval(list(by_seed.values())) for by_seed in (values, reference))
     half_width = math.nan
     if min(ours.n, theirs.n) > 1:
         variances = [(one.std / math.sqrt(one.n)) ** 2 for one in (ours, theirs)]
         half_width = _joint_half_width(variances, [ours.n - 1, theirs.n - 1])
+        if half_width == 0 and not _are_equal(ours.mean, theirs.mean):
+            half_width = math.nan
     return SeedDifference(ours.mean - theirs.mean, half_width, 0)
 
 

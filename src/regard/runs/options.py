@@ -8,6 +8,7 @@ import numbers
 import operator
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin
 
 from regard.errors import UserError
@@ -154,6 +155,8 @@ class Option:
             value = self.kind(value)
         if self.kind is Any:
             return value
+        if self.kind is str and isinstance(value, PurePath):
+            value = str(value)
         if type(value) is not self.kind:
             raise self.error(repr(value))
         if number is not None:

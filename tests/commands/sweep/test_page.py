@@ -226,6 +226,16 @@ def test_differences_say_where_they_overlap_zero(parsed: Parsed) -> None:
     assert "paired by seed (Student’s t), not corrected" in parsed.text
 
 
+def test_equal_differences_of_all_seeds_say_nothing_of_chance() -> None:
+    table = trials({"softmax": [3.5, 3.75], "sigmoid": [3.25, 3.5], "elu": [3.5, 3.875]})
+    page = Parsed(sweep_page(table, record(seeds=2), {}))
+    assert "softmax: 1 not told apart (interval overlaps 0), 1 without an interval." in page.text
+    assert "sigmoid −0.25 – no interval" in page.text
+    two = table[table["attention"] != "elu"].drop(columns=["sink_rate", "alpha_first"])
+    page = Parsed(sweep_page(two, record(["softmax", "sigmoid"], seeds=2), {}))
+    assert "The differences of all seeds are equal" in page.text
+
+
 def test_speed_is_told_but_not_tested() -> None:
     table = trials().assign(tokens_per_second=[12_000.0 + 100 * i for i in range(9)])
     page = Parsed(sweep_page(table, record(), {}))

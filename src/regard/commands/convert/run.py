@@ -51,7 +51,7 @@ Rows = Mapping[str, Tensor]
 @shown_in_notebook()
 @describe_options(ConvertConfig)
 def convert(  # noqa: D417 - the options are described in the configuration
-    model: str | PreTrainedModel | Loaded,
+    model: str | Path | PreTrainedModel | Loaded,
     tokenizer: Any = None,
     *,
     config: ConvertConfig | None = None,
@@ -63,7 +63,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
     attention: str | Unset | None = UNSET,
     layers: tuple[int, ...] | Unset | None = UNSET,
     average_samples: int | Unset = UNSET,
-    text: str | Sequence[str] | Unset = UNSET,
+    text: str | Path | Sequence[str | Path] | Unset = UNSET,
     length: int | Unset = UNSET,
     layer_steps: int | Unset = UNSET,
     model_steps: int | Unset = UNSET,
@@ -140,7 +140,7 @@ def _parse_sources(texts: Sequence[str]) -> list[Source]:
 
 def _load(model: Any, tokenizer: Any) -> Loaded:
     """Return a causal language model with float32 weights, and its tokenizer."""
-    if isinstance(model, str):
+    if isinstance(model, (str, Path)):
         model = load(model, language_model=True, dtype="float32")
     loaded = resolve_model(model, tokenizer, to="convert", call="regard.convert(model, tokenizer)", language_model=True)
     name, host = loaded.name, loaded.model

@@ -201,7 +201,8 @@ def _about(differences: Sequence[Difference], baseline: str) -> str:
     sentence = f"Difference from {baseline} in points, paired by run (same seed and order)."
     pair_counts = sorted({item.n for item in differences if item.has_interval})
     if not pair_counts:
-        return f"{sentence} One run of each method gives no interval."
+        why = "Equal differences give" if any(item.n > 1 for item in differences) else "One run of each method gives"
+        return f"{sentence} {why} no interval."
     num_pairs = f"{pair_counts[0]} to {pair_counts[-1]}" if len(pair_counts) > 1 else str(pair_counts[0])
     return (
         f"{sentence} 95 % intervals from {num_pairs} pairs; if an interval contains 0, these runs do not "

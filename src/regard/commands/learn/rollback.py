@@ -66,7 +66,7 @@ def rollback(
     *,
     method: str | None = None,
     seed: int | None = None,
-    model: Loaded | str | None = None,
+    model: Loaded | str | Path | None = None,
     peft: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -112,7 +112,12 @@ def _write_card(run: str | Path, network: Network, method: str | None, seed: int
 
 
 def restore(
-    run: str | Path, task: int | str | None, *, method: str | None, seed: int | None, model: Loaded | str | None = None
+    run: str | Path,
+    task: int | str | None,
+    *,
+    method: str | None,
+    seed: int | None,
+    model: Loaded | str | Path | None = None,
 ) -> tuple[Network, dict[str, Any], Loaded]:
     """Return the network of a run after a task, or after the last, what the run was, and the model it began with."""
     from regard.commands.learn.result import MODELS
@@ -127,7 +132,7 @@ def restore(
         raise UserError(f"models: {run} has none of {run_metadata['key']}; {HOW_MODELS_ARE_SAVED}")
     num_tasks = len(run_metadata["tasks"]) if task is None else _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
-    if model is None or isinstance(model, str):
+    if model is None or isinstance(model, (str, Path)):
         name, adapter = (metadata["model"].get(key) for key in ("name", "adapter"))
         model = load(model or name, dtype="float32", device="cpu", language_model=is_text, adapter=adapter)
     network, lineage = rebuild_network(folder, num_tasks, model)

@@ -59,7 +59,7 @@ STREAM_FIELDS = (
 def learn(  # noqa: D417 - the options are described in the configuration
     stream: str | Stream | LearnConfig = "stdlib-split",
     method: str | Sequence[str] | None = None,
-    model: str | PreTrainedModel | Loaded | None = None,
+    model: str | Path | PreTrainedModel | Loaded | None = None,
     *,
     tokenizer: Any = None,
     seeds: Sequence[int] | None = None,
@@ -131,6 +131,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     Raises:
         UserError: An argument is invalid, or `work_dir` belongs to another run.
     """
+    model = str(model) if isinstance(model, Path) else model
     arguments, finished = explicit_arguments(locals(), LearnConfig), None if after is None else FinishedRun.load(after)
     if finished is None:
         config = _make_config(stream, method, model, arguments)

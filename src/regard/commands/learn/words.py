@@ -108,6 +108,8 @@ def describe_overlap(estimate: Estimate, other: Estimate) -> str:
     """Say whether two 95 % intervals overlap."""
     if not (estimate.has_interval and other.has_interval):
         return "there are no intervals, so this may be chance"
+    if estimate.ci_low == estimate.ci_high and other.ci_low == other.ci_high:
+        return "each is the same in all runs, which gives no interval, so this may be chance"
     return "the 95 % intervals overlap" if estimate.overlaps(other) else "the 95 % intervals do not overlap"
 
 

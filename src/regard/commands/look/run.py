@@ -40,7 +40,7 @@ from regard.statistics.statistic import MAX_ALPHA
 
 RECORDED_BYTES = 1 << 30
 """Queries and keys of all layers up to this are kept; of larger models the text is read a second time."""
-Model = PreTrainedModel | SharedAdapters | models.Loaded | str
+Model = PreTrainedModel | SharedAdapters | models.Loaded | str | Path
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def look(  # noqa: D417 - the options are described in the configuration
     if not 1 <= len(sources) <= 2 or (against is not None and len(sources) > 1):
         expected = "one text or image with --against, else one or two"
         raise UserError(f"text: expected {expected}, got {len(sources)}")
-    if isinstance(model, str):
+    if isinstance(model, (str, Path)):
         model = models.load(model, images=image is not None)
     pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
     of_each = config.replace(megabytes=config.megabytes / len(pairs))
@@ -136,12 +136,12 @@ def look_at(
     keys, which are kept if they are small; else it reads the text a second time.
     """
     config, routed = config or LookConfig(), model if isinstance(model, SharedAdapters) else None
-    plain: PreTrainedModel | models.Loaded | str = model.model if isinstance(model, SharedAdapters) else model
+    plain: PreTrainedModel | models.Loaded | str | Path = model.model if isinstance(model, SharedAdapters) else model
     if image is None:
         loaded = resolve_model(plain, tokenizer, to="look at", call="look(model, tokenizer, text)", merge=False)
         inputs, data = _read_text(loaded, text, config)
     else:
-        if isinstance(plain, str):
+        if isinstance(plain, (str, Path)):
             plain = models.load(plain, images=True)
         loaded = with_processor(plain, tokenizer, "images", call="look(model, processor, image=image)")
         if config.prompt != LookConfig.prompt:

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -86,7 +87,7 @@ def load_for(model: Any, tokenizer: Any, media: Media | None) -> models.Loaded:
     if media is None:
         return resolve_model(model, tokenizer, to="observe", call="measure(model, tokenizer, texts)", merge=False)
     kind = kind_of(media)
-    if isinstance(model, str):
+    if isinstance(model, (str, Path)):
         return models.load(model, images=kind == "images", audio=kind == "audio", videos=kind == "videos")
     return with_processor(model, tokenizer, kind, call=f"measure(model, processor, {kind}={kind})")
 

@@ -4,6 +4,7 @@ import copy
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
@@ -59,7 +60,7 @@ AXES = ("layer", "head", "position", "epsilon")
 @shown_in_notebook()
 @describe_options(MeasureConfig)
 def measure(  # noqa: D417 - the options are described in the configuration
-    model: PreTrainedModel | models.Loaded | str,
+    model: PreTrainedModel | models.Loaded | str | Path,
     tokenizer: Any = None,
     texts: Texts | Sequence[str] | None = None,
     *,

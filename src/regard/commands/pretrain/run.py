@@ -66,7 +66,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     length: int | Unset = UNSET,
     tokenizer: str | Unset = UNSET,
     vocab_size: int | Unset | None = UNSET,
-    data: str | Sequence[str] | Unset = UNSET,
+    data: str | Path | Sequence[str | Path] | Unset = UNSET,
     data_fraction: float | Unset = UNSET,
     random_tokens: tuple[int, int] | Unset | None = UNSET,
     fixed_token: int | Unset | None = UNSET,

@@ -54,7 +54,7 @@ BASELINES = (ZEROS, "identity")
 @shown_in_notebook()
 @describe_options(ReplaceConfig)
 def replace(  # noqa: D417 - the options are described in the configuration
-    model: PreTrainedModel | models.Loaded | str,
+    model: PreTrainedModel | models.Loaded | str | Path,
     task: str | Path | Task,
     *others: Any,
     tokenizer: Any = None,
@@ -185,7 +185,9 @@ def _named(task: Any, others: Sequence[Any]) -> str | Task:
     return task if isinstance(task, Task) else str(task)
 
 
-def _load_model(model: PreTrainedModel | models.Loaded | str, tokenizer: Any, language_model: bool) -> models.Loaded:
+def _load_model(
+    model: PreTrainedModel | models.Loaded | str | Path, tokenizer: Any, language_model: bool
+) -> models.Loaded:
     call = "replace(model, task, tokenizer=tokenizer)"
     loaded = resolve_model(model, tokenizer, to="replace", call=call, language_model=language_model)
     config = loaded.model.config

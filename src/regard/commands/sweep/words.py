@@ -48,12 +48,14 @@ def write_ledes(comparison: Comparison) -> list[str]:
 
 def _compare(comparison: Comparison, metric: str) -> str:
     """Count the combinations that differ from the first one beyond their intervals."""
-    differences = [item for _, item in comparison.differences(metric) if item.has_interval]
+    found = [item for _, item in comparison.differences(metric)]
+    differences = [item for item in found if item.has_interval]
     if not differences:
         return ""
     same, higher = sum(item.overlaps for item in differences), sum(item.low > 0 for item in differences)
     lower = len(differences) - same - higher
     counts = [(higher, "higher"), (lower, "lower"), (same, "not told apart (interval overlaps 0)")]
+    counts.append((len(found) - len(differences), "without an interval"))
     text = ", ".join(f"{count} {result}" for count, result in counts if count)
     return f"{comparison.metrics[metric][0]} against {comparison.combinations[0].name}: {text}."
 
@@ -119,6 +121,10 @@ def describe_differences(comparison: Comparison) -> str:
     """Describe how the intervals were computed."""
     differences = [item for metric in comparison.metrics for _, item in comparison.differences(metric)]
     paired = {item.pairs > 0 for item in differences if item.has_interval}
+    if not paired and any(
+        item.pairs > 1 for metric in comparison.metrics for _, item in comparison.differences(metric)
+    ):
+        return "The differences of all seeds are equal, so they have no intervals, and say little about chance."
     if not paired:
         return "One seed in common or none: differences without intervals, which say nothing about chance."
     tests = " or ".join(name for is_paired, name in ((True, _PAIRED), (False, _WELCH)) if is_paired in paired)
