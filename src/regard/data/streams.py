@@ -221,6 +221,9 @@ def _read_user(
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     if task_type is not None:
         check_choice("task-type", task_type, get_args(TaskType))
+    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json", "state.json")):
+        way = "write each split to a table: rows.to_parquet(…)"
+        raise UserError(f"stream: expected a table or a folder of tables, {path} is of Dataset.save_to_disk; {way}")
     tasks = read_user_tasks(path, seed, task_type, missing_values)
     warn_of_labels_alike_between(tasks)
     return tasks

@@ -26,6 +26,7 @@ from regard.errors import UserError, warn_user
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
 TASK, STREAM = "task", "stream"
 CHUNK_BYTES = 1 << 20
+_COMMAS = "; fields are separated by commas"
 
 
 class TableRow(NamedTuple):
@@ -185,7 +186,7 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
             columns = ", ".join(map(str, names)) or "none"
             hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
             if len(names) == 1 and ";" in str(names[0]):
-                hint = "; fields are separated by commas"
+                hint = _COMMAS
             if {"messages", "conversations", "conversation"}.intersection(names):
                 hint = "; write conversations as text first, by tokenizer.apply_chat_template(…, tokenize=False)"
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
@@ -262,7 +263,7 @@ def _name_fields(
         elif fields:
             if len(fields) != len(header):
                 has_quotes = find_table_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
-                hint = "; .tsv is read without quotes" if has_quotes else ""
+                hint = "; .tsv is read without quotes" if has_quotes else _COMMAS if ";" in header[0] else ""
                 expected = f"{len(header)} columns in {path}, line {number}"
                 raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
             yield number, dict(zip(header, fields, strict=True))
