@@ -82,15 +82,18 @@ def test_settings_that_differ_and_main_figures_are_shown(runs: Path, regard: Reg
 
 def test_each_of_many_runs_differs_from_the_first() -> None:
     scores = replaced_run.scores()
+    by_seed = 1 + 1e-6 * scores["seed"].rank(method="dense")  # equal differences would have no interval
     runs = {
-        name: ReplaceResult(scores.assign(score=scores["score"] + plus), replaced_run.heads(), pd.DataFrame(), {})
+        name: ReplaceResult(
+            scores.assign(score=scores["score"] + plus * by_seed), replaced_run.heads(), pd.DataFrame(), {}
+        )
         for name, plus in (("a", 0.0), ("b", 0.25), ("c", -1.0))
     }
     table = compare_figures(runs).set_index("figure")
     assert list(table.columns) == ["a", "b", "c", "b − a", "± b", "c − a", "± c"]
-    assert table["b − a"].to_list() == pytest.approx([0.25] * len(table))
-    assert table["c − a"].to_list() == pytest.approx([-1.0] * len(table))
-    assert table["± b"].dropna().to_list() == pytest.approx([0.0] * table["± b"].notna().sum(), abs=1e-9)
+    assert table["b − a"].to_list() == pytest.approx([0.25] * len(table), rel=1e-5)
+    assert table["c − a"].to_list() == pytest.approx([-1.0] * len(table), rel=1e-5)
+    assert table["± b"].dropna().to_list() == pytest.approx([0.0] * table["± b"].notna().sum(), abs=1e-5)
 
 
 def test_a_checksum_is_shown_where_nothing_else_says_what_differs() -> None:
@@ -314,6 +317,8 @@ def test_rounding_is_no_difference() -> None:
 
     figures = compare_figures({"a": run((0.1, 0.2)), "b": run((0.3,))}).set_index("figure")
     assert figures.loc["sink_rate", "difference"] == 0
+    figures = compare_figures({"a": run((0.0,)), "b": run((0.1 + 0.2, -0.3))}).set_index("figure")
+    assert [figures.loc["sink_rate", name] for name in ("a", "b", "difference")] == [0, 0, 0]
 
 
 def test_trained_weights_and_places_are_no_differences() -> None:

@@ -378,6 +378,16 @@ def test_where_orders_differ_means_are_by_place() -> None:
     assert task_names(scores[scores["seed"] == 508]) == ["Sports", "Health", "Politics", "Science"]
 
 
+def test_bands_end_where_scores_do() -> None:
+    """With two seeds an interval is often wider than all scores that there are."""
+    scores = learned.matrix(("finetune",), (39, 123), settings=("til",))
+    scores["score"] += 20 * (scores["seed"] == 39) - 10
+    panels = Parsed(learn_page(learned.tables(scores), learned.record())).data["curves"]["til"]
+    for panel, least in zip(panels, (0, -100, *[0] * 9), strict=False):
+        assert all(least <= point["low"] <= point["value"] <= point["high"] <= 100 for point in panel["points"])
+    assert {(point["low"], point["high"]) for point in panels[2]["points"]} == {(0, 100)}
+
+
 def test_curves_are_means_over_runs(parsed: Parsed) -> None:
     captions = [panel["caption"] for panel in parsed.data["curves"]["til"]]
     assert captions == ["Mean over tasks trained so far", "Forgotten so far", *learned.TASKS[:-1]]

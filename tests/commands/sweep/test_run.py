@@ -407,6 +407,7 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
         ({"method": "finetune,ewc"}, "method: expected one in each trial, got finetune,ewc; vary method=finetune,ewc"),
         ({"method": "finetune", "set": ["share=2"]}, "set: finetune has no settings, got share"),
         ({"scale": "huge"}, "scale: expected one of laptop"),
+        ({"trackers": ["mlflov"]}, "trackers: expected .*; got mlflov"),
     ],
 )
 def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:

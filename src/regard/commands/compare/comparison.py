@@ -22,7 +22,7 @@ from regard.commands.replace.result import ReplaceResult
 from regard.report import page
 from regard.report.labels import number
 from regard.report.terminal import WIDTH, shorten
-from regard.runs.intervals import ROUNDING, seed_difference, t_interval
+from regard.runs.intervals import ROUNDING, TINY, seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
 from regard.runs.selection import list_some
@@ -119,17 +119,23 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
     for key in keys:
         values = {name: figures[name].get(key, {}) for name in runs}
         row: dict[str, Any] = {"figure": key}
-        row |= {name: t_interval(list(of.values())).mean for name, of in values.items()}
+        row |= {name: _rounded_off(t_interval(list(of.values())).mean) for name, of in values.items()}
         for name in others:
             column = "difference" if len(others) == 1 else f"{name} − {first}"
             is_place = str(key).endswith(_PLACE)
             values_of_both = ({}, {}) if is_place else (values[name], values[first])
             value, margin = seed_difference(*values_of_both)[:2]
-            row[column] = 0.0 if abs(value) <= ROUNDING * max(abs(row[name]), abs(row[first])) else value
+            largest = max(abs(row[name]), abs(row[first]))
+            row[column] = 0.0 if abs(value) <= ROUNDING * largest else _rounded_off(value)
             row[f"± {name}" if len(others) > 1 else "±"] = margin
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
+
+
+def _rounded_off(value: float) -> float:
+    """Return 0 for what rounding left of equal scores, as −4e-15 points of forgetting."""
+    return 0.0 if abs(value) <= TINY else value
 
 
 def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, float]]]:

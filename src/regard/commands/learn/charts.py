@@ -45,7 +45,7 @@ def _curves(matrix: pd.DataFrame, scenario: str) -> list[Panel]:
     rows, names, styles = select_trained(matrix, scenario), task_names(matrix), assign_styles(matrix)
     panels = _panel(MEANS[0], "score, %", average_seen_tasks(rows), styles)
     if count_tasks(matrix) > 1:
-        panels += _panel(MEANS[1], "points, mean over old tasks", average_forgetting(rows), styles)
+        panels += _panel(MEANS[1], "points, mean over old tasks", average_forgetting(rows), styles, -100)
     for index in thin_indices(max(len(names) - 1, 0), MAX_TASK_PANELS):
         task_rows = rows[rows["task_index"] == index + 1].rename(columns={"score": "value"})
         prefix = "" if names[index] == f"Task {index + 1}" else f"task {index + 1}, "
@@ -72,14 +72,17 @@ def _average_complete(rows: pd.DataFrame, missing: int) -> pd.DataFrame:
     return means[means["count"] == means["after_task"] - missing].rename(columns={"mean": "value"})
 
 
-def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Styles) -> list[Panel]:
-    """Draw a line per method: means over runs, with 95 % intervals if there are few methods."""
+def _panel(caption: str, note: str, rows: pd.DataFrame, styles: Styles, least: float = 0) -> list[Panel]:
+    """Draw a line per method: means over runs, with 95 % intervals if there are few methods, from `least` to 100."""
     points = []
     for name, _, _ in styles:
         means = rows[rows["method"] == name].groupby("after_task", sort=True)["value"].agg(["mean", "std", "count"])
         margins = [t_half_width(int(row["count"]), float(row["std"])) for _, row in means.iterrows()]
         has_bands = len(styles) <= INKS
         points += line("after", name, [*means.index], [*means["mean"]], "", margins if has_bands else None)
+    for point in points:  # scores end at 0 and 100, which the axis of few runs would leave far behind
+        if point["low"] is not None:
+            point |= {"low": max(point["low"], least), "high": min(point["high"], 100)}
     return panel(caption, note, "after", points, styles)
 
 

@@ -168,8 +168,7 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     if unfinished:
         names = [f"{method} with seed {seed} ({after})" for method, seed, after in unfinished]
         num_runs = pluralize(len(unfinished), "run")
-        runs = list_some(names, 3)
-        notes.append(f"{num_runs} without a score after the last task (tasks trained): {runs}.")
+        notes.append(f"{num_runs} without a score after the last task (tasks trained): {list_some(names, 3)}.")
     if _max_runs(matrix) == 1:
         notes.append("One run of each method: there are no intervals, and differences may be chance.")
     runs_by_method = matrix.groupby("method")[["seed", "order"]].apply(lambda rows: frozenset(map(tuple, rows.values)))

@@ -26,6 +26,7 @@ from regard.runs.output_dir import PAGE, write_file
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.selection import select_rows
 from regard.runs.work_dir import lock_dir
+from regard.training.placement import check_trackers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -156,6 +157,8 @@ def sweep(
     if retries < 0:
         raise UserError(f"retries: expected at least 0, got {retries}")
     engine = make_launcher(launcher, address=address, workers=workers, gpus=gpus)
+    if launcher == "local":
+        check_trackers([name for trial in trials for name in trial.fields.get("trackers") or ()], folder)
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
         state = SweepState.open(folder, command.name, command.config.newer_defaults())
