@@ -88,7 +88,8 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
         raise UserError(f"adapters: expected none merged into the base, got {merged}; `save_pretrained` keeps them")
     unfit = [name for name in names if re.fullmatch(r"[\w+,;=()@ .-]*", name) is None or name.strip(". ") != name]
     if unfit or len({name.lower() for name in names}) < len(names):
-        raise UserError(f"name: expected adapters with names that folders can have, got {', '.join(unfit or names)}")
+        got = f"got {', '.join(unfit or names)}; `export_peft` writes one into a folder of another name"
+        raise UserError(f"name: expected adapters with names that folders can have, {got}")
     base = saving.base_of(adapters)
     with atomic_folder(folder, marker=ROUTER, overwrite=overwrite, option=saving.OPTION) as target:
         for name in names:
