@@ -447,7 +447,7 @@ def test_a_set_that_cannot_be_written_or_read_whole_is_refused(tmp_path: Path) -
     with pytest.raises(UserError, match=r"^adapters: expected at least one to export, got none"):
         empty.export_peft_set(tmp_path / "set")
     empty.add_adapter("a/b")
-    with pytest.raises(UserError, match="^name: expected adapters .* folders can have, got a/b; `export_peft` writes"):
+    with pytest.raises(UserError, match=r"^name: expected adapters .* folders can have, got a/b; `export_peft` writes"):
         empty.export_peft_set(tmp_path / "set")
     adapters = filled("bert")
     folder = adapters.export_peft_set(tmp_path / "set")
