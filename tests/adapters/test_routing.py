@@ -125,6 +125,24 @@ def test_a_decoder_is_weighed_by_its_prompt_not_by_its_answer(family: str) -> No
     assert_close(adapters.routing_weights(**other, labels=labels), expected)
 
 
+def test_the_tokens_whose_logits_are_asked_for_are_no_prompt() -> None:
+    """GRPO of TRL passes no labels: weights depended on the answer that is scored, and in generation on the prompt."""
+    adapters, batch = filled("llama"), rows("llama")
+    answers = batch["input_ids"].shape[1] - 4
+    expected = adapters.routing_weights(input_ids=batch["input_ids"][:, :4])
+    assert_close(adapters.routing_weights(**batch, logits_to_keep=answers + 1), expected)
+    with adapters.use_weights(expected.detach()):
+        right = logits(adapters, batch, logits_to_keep=answers + 1)
+    for called in (adapters, adapters.model):
+        assert_close(logits(called, batch, logits_to_keep=answers + 1), right)
+    whole = adapters.routing_weights(**batch)
+    assert_close(adapters.routing_weights(**batch, logits_to_keep=1), whole)
+    assert not torch.allclose(whole, expected, atol=1e-3)
+    adapters.note_prompt(adapters.active_adapter or "", {**batch, "labels": batch["input_ids"].clone()})
+    adapters._routing.expects_prompt = True  # as of a task whose rows have answers
+    assert_close(adapters.train()(**batch, logits_to_keep=answers + 1).logits, right)
+
+
 @pytest.mark.parametrize("family", ["bert", "t5"])
 def test_labels_of_others_say_nothing_of_a_prompt(family: str) -> None:
     adapters, batch = filled(family), rows(family, tokens=4)

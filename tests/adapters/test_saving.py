@@ -333,3 +333,16 @@ def test_nothing_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"adapters: expected at least one to save, got none; add one"):
         SharedAdapters(made("bert")).save_pretrained(tmp_path / "saved")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_model_with_adapters_is_not_saved_as_a_whole(tmp_path: Path) -> None:
+    """It left a folder whose adapted layers `from_pretrained` drew at random; sentence-transformers saves so."""
+    adapters = filled("bert")
+    for part in (adapters.model, adapters.model.base_model):
+        with pytest.raises(UserError, match=r"^save_pretrained: expected a model without adapters.*after unload\(\)"):
+            part.save_pretrained(tmp_path / "whole", safe_serialization=True)
+    with pytest.raises(UserError, match=r"expected a folder and overwrite, got safe_serialization; save adapters by"):
+        adapters.save_pretrained(tmp_path / "adapters", safe_serialization=True)
+    assert not list(tmp_path.iterdir())
+    adapters.unload().save_pretrained(tmp_path / "whole")
+    assert "save_pretrained" not in vars(adapters.model)

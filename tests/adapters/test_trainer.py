@@ -169,6 +169,17 @@ def test_masks_of_completions_tell_the_prompt() -> None:
     )
 
 
+def test_a_trainer_of_texts_is_refused_by_the_callback(tmp_path: Path) -> None:
+    """GRPO of TRL has no collator: it makes tokens of texts later."""
+    adapters = learner("llama", fitted=False)
+    trainer = trainer_of(adapters, "llama", tmp_path)
+    trainer.data_collator, trainer.args.remove_unused_columns = list, False
+    trainer.add_callback(regard.GateCallback())
+    problem = r"inputs by name, got list, as of texts in GRPO; leave the callback out, and give `fit_router` the tokens"
+    with pytest.raises(UserError, match=problem):
+        trainer.train()
+
+
 def test_an_evaluation_that_hides_prompts_is_refused_or_told(tmp_path: Path) -> None:
     """Without training before: the loss is that of the prompts' weights, or there is none."""
     adapters = learner("llama", fitted=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from torch import Tensor
 from torch.testing import assert_close
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
@@ -75,10 +76,37 @@ def test_adapters_are_mixed(model: Any, batch: dict[str, Tensor]) -> None:
     with adapters.use_weights(None):
         plain = states(model.forward(**batch), batch)
     assert not torch.allclose(plain, expected, atol=0.1)
-    for one in (adapters, copy.deepcopy(adapters)):
-        assert_close(states(one.model.forward(**batch), batch), expected)
+    again = pickle.loads(pickle.dumps(adapters))  # noqa: S301
+    alone = pickle.loads(pickle.dumps(model))  # noqa: S301  as sentence-transformers hands a model to processes
+    for one in (model, copy.deepcopy(adapters).model, again.model, alone):
+        assert_close(states(one.forward(**batch), batch), expected)
+    assert inspect.signature(again.forward) == inspect.signature(adapters.forward)
+    assert "forward" not in vars(again.unload())
     assert "forward" not in vars(adapters.unload())
     assert_close(states(model.forward(**batch), batch), plain)
+
+
+@pytest.mark.parametrize("kind", ["adapters", "replaced"])
+def test_what_accelerate_unwraps_keeps_its_forward(kind: str, model: Any, batch: dict[str, Tensor]) -> None:
+    """It looks for the forward of before mixed precision among those that a function names as wrapped."""
+    if kind == "replaced":
+        unwrapped = regard.replaced(model, regard.average_attention(model, [batch], LENGTH))
+    else:
+        adapters, unwrapped = SharedAdapters(model, r=4), model
+        adapters.add_adapter("one")
+        for name, value in adapters.named_parameters():
+            if ".B." in name:
+                torch.nn.init.normal_(value)
+    expected = states(unwrapped(**batch), batch)
+    accelerator = Accelerator(mixed_precision="bf16", cpu=True)
+    prepared = accelerator.prepare_model(unwrapped)
+    prepared(**batch)
+    accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
+    unwrapped(batch["input_ids"])  # of which nothing stays
+    assert_close(states(unwrapped.forward(**batch), batch), expected)
+    assert_close(states(unwrapped(**batch), batch), expected)
+    if kind == "adapters":
+        assert "forward" not in vars(adapters.unload())
 
 
 def interrupt(*_: Any, **__: Any) -> None:

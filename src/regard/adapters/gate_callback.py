@@ -1,5 +1,6 @@
 """The router's part in a Hugging Face `Trainer`: it is fitted before the first step, and checked at the end."""
 
+from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
@@ -32,8 +33,8 @@ class GateCallback(TrainerCallback):
         max_rows: Number of rows to read at most, evenly from the data set.
 
     Raises:
-        UserError: The Trainer has no `SharedAdapters`, none of them is open, its data set has no length, or it smooths
-            the labels of a decoder-only model.
+        UserError: The Trainer has no `SharedAdapters`, none of them is open, its data set has no length, its
+            batches are no inputs of the model, or it smooths the labels of a decoder-only model.
     """
 
     def __init__(self, max_rows: int = 10_000) -> None:
@@ -64,6 +65,12 @@ class GateCallback(TrainerCallback):
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             expected = "GateCallback: expected a data set with a length, or rows given to `fit_router` before"
             raise UserError(f"{expected}, got {type(dataset).__name__}")
+        if not isinstance(batch := loader.collate_fn([dataset[0]]), Mapping):
+            expected = "GateCallback: expected a Trainer whose batches are the model's inputs by name"
+            raise UserError(
+                f"{expected}, got {type(batch).__name__}, as of texts in GRPO; leave the callback out, and give "
+                "`fit_router` the tokens of the prompts before"
+            )
         rows = Subset(dataset, range(0, len(dataset), ceil(len(dataset) / self.max_rows)))
         batches: Any = DataLoader(rows, batch_size=args.eval_batch_size, collate_fn=loader.collate_fn)
         return BatchesOnDevice(batches, adapters.router.count.device)

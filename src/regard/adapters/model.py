@@ -1,10 +1,8 @@
 """A model with adapters for many tasks, mixed for each example by a router (after SAPT)."""
 
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import MethodType
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ from regard.adapters.reflection import without
 from regard.adapters.router_warmup import PastTask
 from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
 from regard.adapters.routing import Routing
+from regard.adapters.whole_model import refuse_to_save, save_again
 from regard.errors import UserError, check_choice, check_int
 from regard.hooks.off_loaded import execution_device
 from regard.hooks.split_weights import check_heads_are_whole
@@ -124,9 +123,15 @@ class AdapterModel(nn.Module):
         self._routing = Routing(
             model, self.pool.mixture, self.router, query_reader, reads_along=along, prepare=self.keep_in_memory
         )
-        self.forward = _like_forward_of(model, self)  # type: ignore[method-assign]
+        self.forward = training_state.like_forward_of(model, self)  # type: ignore[method-assign]
+        refuse_to_save(model)
         self.register_state_dict_post_hook(training_state.keep_trained)
         self.register_load_state_dict_post_hook(training_state.expect_trained)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if getattr(self.forward, "__func__", None) is AdapterModel.forward:  # pickled: a method is known by its name
+            self.forward = training_state.like_forward_of(self.model, self)  # type: ignore[method-assign]
 
     # -- blocks -----------------------------------------------------------------------------------------
 
@@ -270,6 +275,7 @@ class AdapterModel(nn.Module):
         """Remove all adapters and return the model, still frozen; merged adapters stay in its weights."""
         self._routing.remove()
         self.pool.remove()
+        save_again(self.model)
         return self.model
 
     # -- training ---------------------------------------------------------------------------------------
@@ -367,20 +373,6 @@ class AdapterModel(nn.Module):
         weights = torch.zeros(len(self.adapter_names), device=self.router.count.device)
         weights[index] = 1
         return self.use_weights(weights)
-
-
-def _like_forward_of(model: PreTrainedModel, adapters: AdapterModel) -> MethodType:
-    """Return `forward` with the parameters of the model's, from which `Trainer` knows the columns that it may give."""
-
-    def forward(self: AdapterModel, *args: Any, **inputs: Any) -> Any:
-        return type(self).forward(self, *args, **inputs)
-
-    keyword, any_name = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
-    given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    given += [*inspect.signature(model.forward).parameters.values(), inspect.Parameter("prompt_mask", keyword)]
-    given.sort(key=lambda parameter: parameter.kind is any_name)
-    forward.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
-    return MethodType(forward, adapters)
 
 
 def _check_model(model: Any, adapter_type: Any) -> None:

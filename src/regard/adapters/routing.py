@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
+from regard.adapters.answers import KEPT, MARKS, answer_labels, are_told
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
 from regard.adapters.recomputed import recompute_with
@@ -214,9 +215,7 @@ class Routing:
             refuse_packed(packed)
             names = ", ".join(name for name, mask in masks.items() if mask is not None) or "input_ids"
             raise UserError(f"{names}: expected at least one token of the prompt in each row, got a row with none")
-        labels, completion = inputs.get("labels"), inputs.get("completion_mask")
-        if labels is None and isinstance(completion, Tensor) and tokens.shape == completion.shape:
-            labels = tokens.masked_fill(completion.to(tokens.device) == 0, IGNORE_INDEX)  # rows of TRL
+        labels = answer_labels(inputs, tokens)
         marks_answer = not self.two_parts and self.model.can_generate() and prompt is None
         if marks_answer and isinstance(labels, Tensor) and labels.shape == shape:
             return self._without_answer(tokens, valid, labels)
@@ -236,15 +235,15 @@ class Routing:
     def marks_answer(self, inputs: Mapping[str, Any], prompt: Tensor | None = None) -> bool:
         """Return whether labels, or a mask of the prompt, take tokens of a batch out of what is routed by."""
         known = self._valid_mask(inputs, prompt)
-        return not torch.equal(known, self._valid_mask({**inputs, "labels": None, "completion_mask": None}, None))
+        return not torch.equal(known, self._valid_mask({**inputs, **dict.fromkeys(MARKS)}, None))
 
-    def _check_prompt(self, labels: Tensor | None) -> None:
+    def _check_prompt(self, inputs: Mapping[str, Any]) -> None:
         """Refuse to train or evaluate by the weights of prompt and answer where the router knows prompts.
 
         A Trainer that takes labels away still says how many there are, in evaluation too; a call without that is one to
         answer a prompt. It is warned of where nothing is known of the rows of some adapters, as after loading.
         """
-        if labels is not None or self.prompt is not None or self.num_adapters < 2:
+        if self.num_adapters < 2 or self.prompt is not None or are_told(inputs):
             return
         trains = self.model.training and torch.is_grad_enabled()
         is_taken = self._calls[0].inputs.get("num_items_in_batch") is not None
@@ -330,9 +329,9 @@ class Routing:
             break_graph(WHOLE_GRAPH)
             has_several = self.num_adapters > 1  # one has weight 1 in all rows
             packed = are_packed(inputs) if has_several else None
-            labels = self._calls[0].inputs.get("labels")
-            inputs = {**inputs, "labels": self.labels if labels is None else labels}
-            self._check_prompt(inputs["labels"])
+            outer = {name: self._calls[0].inputs.get(name) for name in ("labels", KEPT)}
+            inputs = {**inputs, **outer, **({"labels": self.labels} if outer["labels"] is None else {})}
+            self._check_prompt(inputs)
             if has_several and inputs.get("cu_seq_lens_q") is not None:
                 refuse_packed(packed)
                 self.refuse_joined_rows()

@@ -32,6 +32,7 @@ from regard.adapters.task_training import (
     train_adapter,
     train_mode,
 )
+from regard.adapters.whole_model import refuse_options
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.layers import eval_no_grad
@@ -222,8 +223,14 @@ class SharedAdapters(AdapterModel):
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write adapters, router, lineages and an open head to a folder, whole or not at all; return the folder."""
+    def save_pretrained(self, folder: str | Path, *, overwrite: bool = False, **options: Any) -> Path:
+        """Write adapters, router, lineages and an open head to a folder, whole or not at all; return the folder.
+
+        Raises:
+            UserError: There is nothing to save, no place for it, or there are other `options`, of a library that saves
+                a whole model.
+        """
+        refuse_options(options)
         return saving.save(self, Path(folder), overwrite=overwrite)
 
     @classmethod

@@ -1,15 +1,32 @@
-"""What a checkpoint of training holds: adapters, router, head and all that trains, without the frozen base."""
+"""What a `Trainer` is shown of adapters: the columns that they read, and what a checkpoint holds, not the base."""
 
+import inspect
 import json
 from collections.abc import Mapping
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.adapters.head import head_names
 
 EXTRA = "_extra_state"
+
+
+def like_forward_of(model: PreTrainedModel, adapters: Any) -> MethodType:
+    """Return `forward` with the parameters of the model's, from which `Trainer` knows the columns that it may give."""
+
+    def forward(self: Any, *args: Any, **inputs: Any) -> Any:
+        return type(self).forward(self, *args, **inputs)
+
+    keyword, any_name = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+    given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    given += [*inspect.signature(model.forward).parameters.values(), inspect.Parameter("prompt_mask", keyword)]
+    given.sort(key=lambda parameter: parameter.kind is any_name)
+    forward.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    return MethodType(forward, adapters)
 
 
 def keep_trained(adapters: Any, state: dict[str, Any], prefix: str, _metadata: Any) -> None:

@@ -1,5 +1,6 @@
 """Forwards called past the hooks of a model: sentence-transformers calls `model.forward(…)`, not `model(…)`."""
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, wraps
@@ -18,7 +19,10 @@ _CALL, _CALLED_FROM = "_call_impl", nn.Module._call_impl.__code__.co_filename
 
 @cache
 def through_hooks(module_class: Any) -> Callable[..., Any]:
-    """Return the forward of a class, which calls the module, hooks and all, unless it is inside of such a call."""
+    """Return the forward of a class, which calls the module, hooks and all, unless it is inside of such a call.
+
+    It has no `__wrapped__`: accelerate's `unwrap_model` would put what that names in its place.
+    """
 
     @wraps(module_class.forward)
     def call(self: nn.Module, *args: Any, **inputs: Any) -> Any:
@@ -27,7 +31,35 @@ def through_hooks(module_class: Any) -> Callable[..., Any]:
             return self(*args, **inputs)
         return module_class.forward(called, *args, **inputs)  # the present one: libraries put their own there
 
+    call.__signature__ = inspect.signature(module_class.forward)  # type: ignore[attr-defined]
+    del call.__wrapped__
     return call
+
+
+class DirectForward:
+    """Such a forward, bound to a module: a method that can be pickled, for it is no attribute of the class."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.__self__, self.__func__ = module, through_hooks(type(module))
+
+    def __getstate__(self) -> nn.Module:
+        return self.__self__
+
+    def __setstate__(self, module: nn.Module) -> None:
+        self.__init__(module)  # type: ignore[misc]
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(MethodType(self.__func__, self.__self__))
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        return self.__func__(self.__self__, *args, **inputs)
+
+    def __eq__(self, other: object) -> bool:
+        return (self.__self__, self.__func__) == (getattr(other, "__self__", None), getattr(other, "__func__", None))
+
+    def __hash__(self) -> int:
+        return id(self.__self__)
 
 
 def _find_called(module: nn.Module) -> nn.Module | None:
@@ -48,15 +80,14 @@ def _find_called(module: nn.Module) -> nn.Module | None:
     return None
 
 
-def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, MethodType]]:
+def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, DirectForward]]:
     """Yield such forwards as attributes to set, of modules that have none of their own."""
     for module in modules:
         if can_patch(module, FORWARD):
-            module_class: Any = type(module)
-            yield module, FORWARD, MethodType(through_hooks(module_class), module)
+            yield module, FORWARD, DirectForward(module)
 
 
-def set_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, MethodType]]:
+def set_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, DirectForward]]:
     """Set them for good, and return what `restore_forwards` takes."""
     attributes = list(forwards_through_hooks(modules))
     for module, name, forward in attributes:
@@ -64,7 +95,7 @@ def set_forwards(modules: Iterable[nn.Module]) -> list[tuple[nn.Module, str, Met
     return attributes
 
 
-def restore_forwards(attributes: Iterable[tuple[nn.Module, str, MethodType]]) -> None:
+def restore_forwards(attributes: Iterable[tuple[nn.Module, str, DirectForward]]) -> None:
     """Undo that, unless another forward was set since."""
     for module, name, forward in attributes:
         if vars(module).get(name) == forward:
