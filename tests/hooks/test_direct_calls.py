@@ -100,7 +100,10 @@ def test_what_accelerate_unwraps_keeps_its_forward(kind: str, model: Any, batch:
     expected = states(unwrapped(**batch), batch)
     accelerator = Accelerator(mixed_precision="bf16", cpu=True)
     prepared = accelerator.prepare_model(unwrapped)
-    prepared(**batch)
+    rounded = states(prepared(**batch), batch)
+    prepared(batch["input_ids"])
+    assert_close(states(prepared.forward(**batch), batch), rounded)
+    assert not torch.is_autocast_enabled("cpu")  # the one that it enters was entered twice, and left on
     accelerator.unwrap_model(prepared, keep_fp32_wrapper=False)
     unwrapped(batch["input_ids"])  # of which nothing stays
     assert_close(states(unwrapped.forward(**batch), batch), expected)

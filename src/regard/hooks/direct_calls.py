@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType, MethodType
 from typing import Any
@@ -28,12 +29,30 @@ def through_hooks(module_class: Any) -> Callable[..., Any]:
     def call(self: nn.Module, *args: Any, **inputs: Any) -> Any:
         called = self if is_traced() else _find_called(self)
         if called is None:
-            return self(*args, **inputs)
+            with _without_wrappers(self, call):
+                return self(*args, **inputs)
         return module_class.forward(called, *args, **inputs)  # the present one: libraries put their own there
 
     call.__signature__ = inspect.signature(module_class.forward)  # type: ignore[attr-defined]
     del call.__wrapped__
     return call
+
+
+@contextmanager
+def _without_wrappers(module: nn.Module, call: Callable[..., Any]) -> Iterator[None]:
+    """Call a module without what a library has put around its forward, which is on the stack already.
+
+    Entered twice, the autocast of accelerate's mixed precision would never end.
+    """
+    wrapper = vars(module).get(FORWARD)
+    if wrapper is None or getattr(wrapper, "__func__", None) is call:
+        yield
+        return
+    vars(module)[FORWARD] = MethodType(call, module)
+    try:
+        yield
+    finally:
+        vars(module)[FORWARD] = wrapper
 
 
 class DirectForward:
