@@ -1,4 +1,4 @@
-"""The exception for mistakes of the user, two checks that raise it, the text of any error, and warnings."""
+"""The exception for mistakes of the user, two checks that raise it, the text of any error or value, and warnings."""
 
 import sys
 import warnings
@@ -10,6 +10,8 @@ from typing import Any
 _LIBRARIES = ("regard", "torch", "transformers", "peft", "accelerate", "jaxtyping")
 _STANDARD = ("contextlib", "functools", "threading", "concurrent")
 """Packages and modules whose frames stand between a warning of Regard and the code of the user."""
+_LONGEST = 200
+"""Characters of a value that a message shows."""
 
 
 class UserError(ValueError):
@@ -19,13 +21,13 @@ class UserError(ValueError):
 def check_int(name: str, value: Any, *, least: int) -> None:
     """Raise UserError unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UserError(f"{name}: expected a whole number of at least {least}, got {value!r}")
+        raise UserError(f"{name}: expected a whole number of at least {least}, got {describe_value(value)}")
 
 
 def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
     """Raise UserError unless the value is allowed."""
     if value not in allowed:
-        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {value!r}")
+        raise UserError(f"{name}: expected one of {', '.join(allowed)}, got {describe_value(value)}")
 
 
 @contextmanager
@@ -47,6 +49,14 @@ def warn_user(message: str) -> None:
 
 def _is_of_library(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__")).partition(".")[0] in (*_LIBRARIES, *_STANDARD)
+
+
+def describe_value(value: object) -> str:
+    """Return a value as Python writes it; by its type if that takes several lines, or more than fits a message."""
+    shown = repr(value)
+    if isinstance(value, str):
+        return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
+    return shown if len(shown) <= _LONGEST and "\n" not in shown else type(value).__name__
 
 
 def describe_error(error: BaseException) -> str:

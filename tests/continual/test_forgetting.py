@@ -118,6 +118,12 @@ def test_over_seeds_the_interval_is_of_their_drops() -> None:
     assert one(check(frame, margin=3, confidence=0.5)).verdict == "dropped"
 
 
+def test_no_interval_has_drops_that_scores_cannot_have() -> None:
+    """Student's of two seeds reached from −331 to 431 points."""
+    found = one(check(pd.concat([two(100, 100 - drop, seed=seed) for seed, drop in enumerate((20, 80))])))
+    assert (found.drop, found.ci_low, found.ci_high, found.verdict) == (50, -100, 100, "cannot tell")
+
+
 def test_seeds_that_agree_to_the_row_are_no_more_sure_than_one() -> None:
     frame = pd.concat([two(92 + seed, 90 + seed, seed=seed) for seed in (0, 1)])
     found = one(check(frame))

@@ -1,12 +1,15 @@
 """Streams one behind the other: earlier rows stay, later ones that would leak are dropped."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from regard.data.examples import Examples
 from regard.data.joined_streams import PARTS, SHARED, first_part, join_streams
 from regard.data.stream import ClassificationTask, Stream
+from regard.data.streams import read_stream
 from regard.errors import UserError
 
 
@@ -72,3 +75,20 @@ def test_the_first_part_keeps_its_order() -> None:
     part = first_part(join_streams([first, stream("y", "u", "v", "w")]))
     assert (part.order, [task.name for task in part.tasks]) == ((2, 0, 1), ["c", "a", "b"])
     assert [task.name for task in part.reorder((0, 1, 2)).tasks] == ["a", "b", "c"]
+
+
+def test_a_text_names_several_with_commas_between(tmp_path: Path) -> None:
+    """As `regard learn --stream` does; a name or indices of an order are of the first."""
+    paths = []
+    for name, tasks in (("first", "ab"), ("then", "cd")):
+        rows = [{"task": task, "text": f"{task} {at}", "label": "xy"[at % 2]} for task in tasks for at in range(20)]
+        paths.append(tmp_path / f"{name}.jsonl")
+        paths[-1].write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    joined = read_stream(", ".join(map(str, paths)), order="1-0", seed=3)
+    expected = join_streams([read_stream(paths[0], order="1-0", seed=3), read_stream(paths[1], seed=3)])
+    assert joined == expected
+    assert [task.name for task in joined.tasks] == ["b", "a", "c", "d"]
+    (tmp_path / "a, b.jsonl").write_bytes(paths[0].read_bytes())
+    assert len(read_stream(tmp_path / "a, b.jsonl")) == 2
+    with pytest.raises(UserError, match=r"^stream: expected one of .*; got 'c'$"):
+        read_stream(f"{paths[0]},c")

@@ -136,14 +136,14 @@ def test_rows_without_a_label_are_left_out_and_told(tmp_path: Path) -> None:
     rows = [{"text": f"x {number}", "label": float(number % 2)} for number in range(10)]
     gaps = [{"text": "gap 1", "label": float("nan")}, {"text": "gap 2", "label": "NaN"}, {"text": "gap 3"}]
     path, whole = jsonl(tmp_path / "a.jsonl", [*gaps, *rows]), jsonl(tmp_path / "b.jsonl", rows)
-    with pytest.warns(UserWarning, match=r"task: .*a.jsonl: 3 of 13 rows have nothing in the column 'label' and are"):
+    with pytest.warns(UserWarning, match=r"task: .*a.jsonl: 3 of 13 rows have NaN or nothing in the column 'label'"):
         task = read_task(path)
     assert (task.left_out, task.labels, len(task.train), len(task.validation)) == (3, ("0", "1"), 8, 2)
     assert task.sha256 == read_task(whole).sha256
     with pytest.raises(UserError, match=r"expected a string or a whole number as label in .*, line 1, got nan"):
         read_task(path, missing_values="refuse")
     others = jsonl(tmp_path / "c.jsonl", [*gaps, *({**row, "text": f"other {row['text']}"} for row in rows)])
-    with pytest.warns(UserWarning, match=r"3 of 13 rows have nothing"):
+    with pytest.warns(UserWarning, match=r"3 of 13 rows have NaN or nothing"):
         task = read_task(whole, validation=others)
     assert (task.left_out, len(task.train), len(task.validation)) == (3, 10, 10)
 

@@ -350,7 +350,9 @@ def test_marks_of_no_number_are_no_class_among_numbers(tmp_path: Path, mark: str
     numbered = [{**row, "label": ["no", "yes"].index(row["label"])} if row["task"] == "a" else row for row in rows]
     gaps: Records = [{"task": "a", "text": f"gap {at}", "label": mark} for at in range(3)]
     stream, warning = told(write(tmp_path / "mine.csv", [*gaps, *numbered]), seed=3)
-    assert "3 of 43 rows have nothing in the column 'label'" in warning
+    assert f"3 of 43 rows have {mark} in the column 'label' and are left out" in warning
+    refused = message_of(tmp_path / "mine.csv", missing_values="refuse")
+    assert refused.endswith(f"line 2, got '{mark}'")
     whole = read_stream(write(tmp_path / "whole.csv", numbered), seed=3)
     assert [task.sha256 for task in stream.tasks] == [task.sha256 for task in whole.tasks]
     words = write(tmp_path / "words.csv", [*gaps, *rows])
@@ -693,17 +695,21 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
         ("semicolons.csv", "task;text;label\na;b;c\n", "expected the column 'text' in"),
+        ("tabs.csv", "task\ttext\tlabel\na\tb\tc\n", "expected the column 'text' in"),
+        ("commas.tsv", "task,text,label\na,b,c\n", "expected the column 'text' in"),
+        ("in-texts.csv", "task;text;label\na;b, and more;c\n", "expected 1 columns in"),
         ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
         ("mine.csv.gz", "text", "cannot read "),
     ):
         (tmp_path / name).write_text(text)
         assert message_of(tmp_path / name).startswith(f"stream: {said}")
-    assert message_of(tmp_path / "semicolons.csv").endswith("found task;text;label; fields are separated by commas")
-    (tmp_path / "semicolons.csv").write_text("task;text;label\na;b, with a comma;c\n")
-    assert message_of(tmp_path / "semicolons.csv").endswith("got 2; fields are separated by commas")
     (tmp_path / "saved").mkdir()
     (tmp_path / "saved" / "dataset_info.json").write_text("{}")
     assert message_of(tmp_path / "saved").endswith("write each split to a table: rows.to_parquet(…)")
+    for name, mark in (("semicolons.csv", "semicolons"), ("tabs.csv", "tabs"), ("commas.tsv", "commas")):
+        told = f"; fields of .csv are separated by commas, of .tsv by tabs, not by {mark}"
+        assert message_of(tmp_path / name).endswith(told)
+    assert message_of(tmp_path / "in-texts.csv").endswith("not by semicolons")
     (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
     assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
     (tmp_path / "empty.jsonl").write_text("")

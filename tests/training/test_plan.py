@@ -2,10 +2,13 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -38,6 +41,10 @@ PLAN = TrainingConfig(max_steps=100, batch_size=8, learning_rate=0.5, warmup_ste
         ("max_grad_norm", 0, "max-grad-norm: expected a number over 0 or none, got 0.0"),
         ("compile", "yes", "compile: expected true or false, got 'yes'"),
         ("trackers", [1], "trackers: expected names, got 1"),
+        ("trackers", [pd.DataFrame({"text": ["a", "b"]})], "trackers: expected names, got DataFrame"),
+        ("trackers", pd.DataFrame({"text": ["a", "b"]}), "trackers: expected names, got DataFrame"),
+        ("trackers", Dataset.from_dict({"text": ["a", "b"]}), "trackers: expected names, got Dataset"),
+        ("decay", pd.DataFrame({"text": ["a", "b"]}), "decay: expected one of all, matrices, got DataFrame"),
         ("warmup_steps", 101, "warmup-steps: expected at most max-steps (100), got 101"),
     ],
 )
@@ -48,7 +55,7 @@ def test_a_plan_that_cannot_be_carried_out(field: str, value: Any, told: str) ->
 
 
 def test_a_plan_and_its_fields() -> None:
-    plan = replace(PLAN, trackers=["wandb"], betas=[0.8, 0.9])  # type: ignore[arg-type]
+    plan = replace(PLAN, trackers=[Path("wandb")], betas=[0.8, 0.9])  # type: ignore[arg-type]
     assert TrainingConfig.from_dict(plan.to_dict()) == plan
     assert plan.betas == (0.8, 0.9)
     with pytest.raises(UserError, match="plan: there is no option speed; allowed are max_steps"):

@@ -12,6 +12,8 @@ from regard.errors import UserError
 from regard.runs.intervals import check_confidence, fall_interval, paired_correlation, t_interval
 
 Verdict = Literal["dropped", "cannot tell", "kept"]
+MOST = 100.0
+"""Points of the largest drop, and of the largest rise."""
 _Changes = dict[str, tuple[float, float]]
 """Test rows that were lost and gained, by task."""
 
@@ -63,7 +65,7 @@ def find_drops(
     A task is old in the runs that have learned another after it. With two runs or more, the interval is Student's over
     their drops, which says nothing of other test rows where they share theirs. With one, or with equal drops, it is
     that of two proportions of the same test rows (`fall_interval`), paired row by row where `lost` and `gained` say how
-    many changed.
+    many changed. No interval is wider than the drops that scores can have: Student's knows nothing of their bounds.
     The models of `separate` cannot forget: their drops and intervals are 0.
     """
     check_scores(scores)
@@ -84,6 +86,7 @@ def find_drops(
             correlation = min(known) if len(known) == len(falls) else None
             bounds = fall_interval(before / 100, after / 100, n, confidence, correlation=correlation)
             low, high = (100 * bound for bound in bounds)
+        low, high = max(low, -MOST), min(high, MOST)
         verdict: Verdict = "dropped" if low > margin else "kept" if high <= margin else "cannot tell"
         row = (stream, method, scenario, task, before, after, drop, low, high, n, seeds, verdict)
         tasks.append(ForgottenTask(*row))

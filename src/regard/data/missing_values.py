@@ -21,10 +21,25 @@ _NO_NUMBER = frozenset({"nan", "na", "n/a", "<na>", "#n/a", "null", "none"})
 """How programs write a cell that has no number, in lower case: pandas, R, spreadsheets."""
 
 
+class NoNumber(float):
+    """NaN, as a program wrote it into a cell that has no number."""
+
+    written: str
+
+    @classmethod
+    def as_written(cls, written: str) -> "NoNumber":
+        value = cls(math.nan)
+        value.written = written
+        return value
+
+    def __repr__(self) -> str:
+        return repr(self.written)
+
+
 def blank_no_numbers(
     records: Sequence[tuple[int, dict[str, Any]]], label: str, place: object, option: str
 ) -> list[tuple[int, dict[str, Any]]]:
-    """Return the rows of a table without labels as NaN and NA in tasks whose other labels are numbers.
+    """Return the rows of a table with `NoNumber`s for labels as NaN and NA in tasks whose other labels are numbers.
 
     Among words these are classes, with a warning but for "none", which many tasks have.
     """
@@ -43,7 +58,8 @@ def blank_no_numbers(
             means = "as many tables mark rows without one: it is taken as a class; an empty cell is none"
             warn_user(f"{option}: rows of {place} have the label {told[0]!r}, {means}")
     return [
-        (line, {**values, label: None} if index in blank else values) for index, (line, values) in enumerate(records)
+        (line, {**values, label: NoNumber.as_written(values[label].strip())} if index in blank else values)
+        for index, (line, values) in enumerate(records)
     ]
 
 
@@ -90,13 +106,22 @@ def find_complete(
             expected = f"values in the column{'s' * several} {' and '.join(map(repr, lacking))} of {path}"
         raise UserError(f"{option}: expected {expected}, {got}")
     if left_out:
-        nothing = [f"nothing in the column {column!r}" for column, indices in empty.items() if indices]
+        cells = {column: [rows[index][0].get(column) for index in indices] for column, indices in empty.items()}
+        nothing = [
+            f"{_describe_nothing(values)} in the column {column!r}" for column, values in cells.items() if values
+        ]
         what = " or ".join([*nothing, *([f"-1 in the column {label!r}"] if marked else [])])
         told = f"{len(left_out)} of {len(rows)} rows have {what} and are left out"
         warn_user(
             f"{option}: {path}: {told}, the first in {rows[min(left_out)][1]} (missing-values=refuse stops there)"
         )
     return complete
+
+
+def _describe_nothing(cells: Sequence[Any]) -> str:
+    """Say what is in empty cells, as it is written."""
+    marks = {cell.written if isinstance(cell, NoNumber) else "nothing" for cell in cells}
+    return " or ".join(sorted(marks, key=lambda mark: (mark == "nothing", mark)))
 
 
 def find_gaps(values: Sequence[Any], tasks: Sequence[str]) -> list[int]:

@@ -5,12 +5,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from regard.data.benchmarks import Benchmark, TaskType
 from regard.data.dataset_files import read_dataset, read_stdlib_tasks
 from regard.data.instructions import candidate_folders, find_task_files, read_hub_task, read_instruction_task
+from regard.data.joined_streams import join_streams
 from regard.data.missing_values import LEFT_OUT, MINUS_ONE, MissingValues
 from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import RawTask, hash_rank, make_classification_task, make_text_task
@@ -46,12 +48,14 @@ def read_stream(
     (`overlaps`), and of instruction tasks what `files` contain and what `protocols` make of them.
 
     Args:
-        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads.
+        name_or_path: A name in `STREAMS`, or a table or folder that `regard.data.user_tasks.read_user_tasks` reads; or
+            several with commas between, which are joined (`regard.data.joined_streams`).
         folder: Folder of published files, see `regard.data.stream_catalog.DATASETS`; None for the hub.
         samples_per_class: Maximum number of training rows per class; None for the published number, or all rows of a
             user's own tasks and of the files of "long-sequence".
         max_eval_samples: Maximum number of test rows per task, and of dev rows; None for the published number.
-        order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1".
+        order: "paper", the name of a published order, "random" (by the seed), or published task indices, as "2-0-1";
+            a name or indices are of the first of several streams.
         seed: Seed of sampled rows, and of a random order.
         protocol: "clean" without rows that splits share, or "paper"; see `regard.data.splits.clean_splits`.
         task_type: How to read tasks with instructions, and a user's own. By default the first way that the stream has.
@@ -64,6 +68,23 @@ def read_stream(
         metric: How answers to a user's own text-to-text tasks are scored; by default "rouge-l-unicode" if they are
             free, and "exact-match-unicode" if they are labels.
     """
+    if len(parts := split_parts(str(name_or_path))) > 1:
+        is_of_all = order in ("paper", "random")
+        read = partial(
+            read_stream,
+            samples_per_class=samples_per_class,
+            max_eval_samples=max_eval_samples,
+            seed=seed,
+            protocol=protocol,
+            task_type=task_type,
+            missing_tasks=missing_tasks,
+            missing_values=missing_values,
+            instructions=instructions,
+            metric=metric,
+        )
+        orders = [order if is_of_all or part == parts[0] else "paper" for part in parts]
+        folders = [folder if part in STREAMS and part != STDLIB else None for part in parts]
+        return join_streams([read(*each, order=own) for *each, own in zip(parts, folders, orders, strict=True)])
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
         if count is not None:
@@ -121,6 +142,13 @@ def read_stream(
         metadata=metadata,
     )
     return stream.reorder(indices)
+
+
+def split_parts(names: str) -> tuple[str, ...]:
+    """Return the streams that a text names, in order: several have commas between, unless it is a path itself."""
+    if "," not in names or Path(names).exists():
+        return (names,)
+    return tuple(part.strip() for part in names.split(","))
 
 
 def assemble_stream(

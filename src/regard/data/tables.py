@@ -21,12 +21,12 @@ import pyarrow.parquet
 
 from regard.data.missing_values import MissingValues, blank_no_numbers, find_complete, is_minus_one, undo_float
 from regard.data.rows import NUMBER, WHOLE
+from regard.data.separators import separator_hint
 from regard.errors import UserError, warn_user
 
 NO_GOLD_LABEL = "-"  # how GLUE and MultiNLI mark examples whose annotators disagree
 TASK, STREAM = "task", "stream"
 CHUNK_BYTES = 1 << 20
-_COMMAS = "; fields are separated by commas"
 
 
 class TableRow(NamedTuple):
@@ -183,10 +183,9 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
     names = tuple(available)
     for name in required:
         if name not in names:
-            columns = ", ".join(map(str, names)) or "none"
+            columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
             hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
-            if len(names) == 1 and ";" in str(names[0]):
-                hint = _COMMAS
+            hint = separator_hint(names) or hint
             if {"messages", "conversations", "conversation"}.intersection(names):
                 hint = "; write conversations as text first, by tokenizer.apply_chat_template(…, tokenize=False)"
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
@@ -263,7 +262,7 @@ def _name_fields(
         elif fields:
             if len(fields) != len(header):
                 has_quotes = find_table_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
-                hint = "; .tsv is read without quotes" if has_quotes else _COMMAS if ";" in header[0] else ""
+                hint = "; .tsv is read without quotes" if has_quotes else separator_hint(header)
                 expected = f"{len(header)} columns in {path}, line {number}"
                 raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
             yield number, dict(zip(header, fields, strict=True))

@@ -6,12 +6,13 @@ import dataclasses
 import math
 import numbers
 import operator
-from collections.abc import Callable, Collection, Iterable
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin
 
-from regard.errors import UserError
+from regard.errors import UserError, describe_value
 
 _NOUNS = {int: ("a whole number", "whole numbers"), float: ("a number", "numbers"), str: ("a name", "names")}
 _LIMITS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
@@ -53,6 +54,11 @@ def config_field(
     """
     known = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=known)
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value holds columns by name, over which it iterates, or rows, as of datasets."""
+    return isinstance(value, Mapping) or hasattr(value, "columns") or hasattr(value, "column_names")
 
 
 @dataclass(frozen=True)
@@ -139,8 +145,10 @@ class Option:
             return self._validate_element(value)
         if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:
             value = [part.strip() for part in value.split(",")]
-        elif isinstance(value, str) or not isinstance(value, Iterable):
+        elif isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
             value = (value,)
+        elif self.kind is str and _is_table(value):
+            raise self.error(type(value).__name__)
         values = tuple(self._validate_element(part) for part in value)
         if self.size is None and self.kind is not Any and not self.declared["repeated"]:
             values = tuple(dict.fromkeys(values))
@@ -153,18 +161,20 @@ class Option:
         is_bool = isinstance(value, bool)
         if number is not None and not is_bool and isinstance(value, number):
             value = self.kind(value)
+        if self.kind is str and isinstance(value, os.PathLike):
+            return str(value)
         if self.kind is Any:
             return value
         if self.kind is str and isinstance(value, PurePath):
             value = str(value)
         if type(value) is not self.kind:
-            raise self.error(repr(value))
+            raise self.error(describe_value(value))
         if number is not None:
             in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
             if not ((isinstance(value, int) or math.isfinite(value)) and all(in_limits)):
                 raise self.error(value)
         if self.choices is not None and value not in self.choices:
-            raise self.error(repr(value))
+            raise self.error(describe_value(value))
         return value
 
     def parse(self, text: str) -> Any:

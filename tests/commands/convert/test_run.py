@@ -83,6 +83,7 @@ def test_what_a_conversion_measures(causal: str, small: dict[str, Any]) -> None:
     assert list(found.stages["stage"]) == ["untouched", "replaced", "layers", "model"]
     assert list(found.stages["steps"]) == [0, 0, 4, 4]
     assert set(found.history["stage"]) == {"layers", "model"}
+    assert {"tokens", "tokens_per_second"} < {*found.history.columns}
     assert list(found.layers["layer"]) == [0, 1, 0, 1]
     untouched = found.stages.iloc[0]
     assert untouched["change"] == 0
@@ -426,7 +427,7 @@ def test_an_interrupted_run_resumes_to_the_same_weights(
     resumed = convert(causal, **small, **folder, resume=True)
     assert not changed(weights(whole.model), weights(resumed.model))
     pd.testing.assert_frame_equal(whole.stages.drop(columns="seconds"), resumed.stages.drop(columns="seconds"))
-    speed = ["seconds", "items_per_second"]
+    speed = ["seconds", "tokens_per_second"]
     pd.testing.assert_frame_equal(whole.history.drop(columns=speed), resumed.history.drop(columns=speed))
 
 

@@ -254,6 +254,7 @@ class _Conversion:
             watchers=[held_out],
             on_progress=report,
             device="cpu" if self.teacher.device.type == "cpu" else None,
+            unit="tokens",
         )
         self.history += [{"stage": stage, **_name_loss(stage, row)} for row in trained.history]
         self.add_stage(stage, self.student, trained.steps, trained.seconds, held_out.losses_at(trained.steps))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from regard.errors import UserError
@@ -279,33 +278,26 @@ class LearnConfig(Config):
 
     def read(self, folder: str | None = None) -> Stream:
         """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
-        from regard.data.joined_streams import join_streams
+        from regard.data.stream_catalog import STREAMS
+        from regard.data.streams import STDLIB, read_stream
 
-        return join_streams([self._read_part(part, folder, alone=len(self.parts) == 1) for part in self.parts])
+        sampled = ("samples_per_class", "max_eval_samples", "order", "seed", "protocol")
+        names = (*sampled, "missing_tasks", "missing_values", "instructions")
+        is_published = any(part in STREAMS for part in self.parts)
+        return read_stream(
+            self.stream,
+            None if self.parts == (STDLIB,) else self.data or (folder if is_published else None),
+            task_type=None if self.task_type == "auto" else self.task_type,
+            metric=None if self.metric == "auto" else cast("Metric", self.metric),
+            **{name: getattr(self, name) for name in names},
+        )
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The streams that are joined, in order."""
-        if "," not in self.stream or Path(self.stream).exists():
-            return (self.stream,)
-        return tuple(part.strip() for part in self.stream.split(","))
+        from regard.data.streams import split_parts
 
-    def _read_part(self, part: str, folder: str | None, *, alone: bool) -> Stream:
-        from regard.data.stream_catalog import STREAMS
-        from regard.data.streams import STDLIB, read_stream
-
-        sampled = ("samples_per_class", "max_eval_samples", "seed", "protocol")
-        names = (*sampled, "missing_tasks", "missing_values", "instructions")
-        is_of_first = self.order not in ("random", "paper")
-        data = self.data if alone or part in STREAMS else None
-        return read_stream(
-            part,
-            None if part == STDLIB else data or (folder if part in STREAMS else None),
-            task_type=None if self.task_type == "auto" else self.task_type,
-            metric=None if self.metric == "auto" else cast("Metric", self.metric),
-            order="paper" if is_of_first and part != self.parts[0] else self.order,
-            **{name: getattr(self, name) for name in names},
-        )
+        return split_parts(self.stream)
 
     def check_tasks(self, stream: Stream) -> None:
         """Check that tasks with a step limit are in the stream. Raises UserError."""

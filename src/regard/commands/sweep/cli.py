@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
             )
     except KeyboardInterrupt:
         raise UserError(f"interrupted; what is done is kept in {options.out}: the same command goes on") from None
-    print_summary(sweep_summary(result.table, result.metadata), result.folder)
+    print_summary(sweep_summary(result.table, result.metadata), options.out)
     if result.failed:
         raise UserError(_describe_failures(result))
 

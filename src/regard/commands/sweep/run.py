@@ -17,7 +17,7 @@ from regard.commands.sweep.means import Comparison
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
 from regard.commands.sweep.words import write_ledes, write_title
-from regard.errors import UserError, check_choice
+from regard.errors import UserError, check_choice, describe_value
 from regard.runs.command import Command
 from regard.runs.config import Config
 from regard.runs.display import Display
@@ -233,7 +233,8 @@ def _complete(
         of_trial = fields(varied) if callable(fields) else {**fields, **varied}
         complete: dict[str, Any] = json.loads(json.dumps(command.complete({**of_trial, "seed": seed})))
     except UserError as error:
-        values = " ".join(f"{name}={value}" for name, value in varied.items())
+        shown = ((name, value if isinstance(value, str) else describe_value(value)) for name, value in varied.items())
+        values = " ".join(f"{name}={value}" for name, value in shown)
         raise UserError(f"{error} (of {values})") from error
     return complete
 

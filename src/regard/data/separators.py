@@ -1,0 +1,12 @@
+"""What separates the fields of a table that is read as another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
+
+
+def separator_hint(names: Sequence[Any]) -> str:
+    """Say how fields are separated where the only column's name has what separates those of other tables."""
+    found = [name for mark, name in _SEPARATORS.items() if len(names) == 1 and mark in str(names[0])]
+    return f"; fields of .csv are separated by commas, of .tsv by tabs, not by {found[0]}" if found else ""
