@@ -9,7 +9,7 @@ import transformers as tf
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.hooks import attention_function, watching
+from regard.hooks import attention_function, replacing, watching
 
 SIZES: dict[str, Any] = {
     "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0, "bos_token_id": 1,
@@ -61,6 +61,18 @@ def test_a_map_over_rows_is_refused_in_one_line(mistral: Any) -> None:
     problem = "cannot observe MistralAttention inside this transform of torch.func: expected a forward of plain"
     with pytest.raises(UserError, match=problem), watching(mistral, "column_mass", verify=False):
         torch.vmap(run)(states(mistral))
+
+
+def test_another_attention_inside_a_transform_is_refused_in_one_line(mistral: Any) -> None:
+    """It ended in PyTorch's words on autograd.Function."""
+
+    def loss(given: Tensor) -> Tensor:
+        value: Tensor = mistral(inputs_embeds=given, use_cache=False).logits.sum()
+        return value
+
+    problem = "cannot compute the attention of MistralAttention inside this transform of torch.func: expected"
+    with pytest.raises(UserError, match=problem), replacing(mistral, "sigmoid"):
+        torch.func.grad(loss)(states(mistral))
 
 
 def test_memory_that_ends_inside_a_transform_is_told_as_such(mistral: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -195,11 +196,11 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
     if override is not None:
         call = override.apply_to(call)
     if not present:
-        return attend(call, ReductionRequest())[0]
+        return attend(call, ReductionRequest())[0] if is_traced() else _attend(module, call)
     device = call.query.device.type
     if not torch.is_autocast_enabled(device):
         return _show(module, call, present)
-    output, _ = attend(call, ReductionRequest())
+    output = _attend(module, call)
     with torch.autocast(device, enabled=False):
         is_plain = call.operation is None and call.constant is None
         if is_plain and call.query.dtype != torch.float64:  # what PyTorch's attention has computed with
@@ -212,21 +213,33 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
         return _show(module, call, present, output)
 
 
+@contextmanager
+def _naming_transforms(module: nn.Module, call: AttentionCall, action: str) -> Iterator[None]:
+    """Raise a UserError inside a transform of `torch.func` that does not know what is computed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or not is_transformed(call.query):
+            raise
+        raise UserError(
+            f"cannot {action} {type(module).__name__} inside this transform of torch.func: expected a forward of plain "
+            "tensors, with a batch in the place of vmap, and backward() in that of grad"
+        ) from error
+
+
+def _attend(module: nn.Module, call: AttentionCall) -> Tensor:
+    with _naming_transforms(module, call, "compute the attention of"):
+        return attend(call, ReductionRequest())[0]
+
+
 def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None = None) -> Tensor:
     """Return the output of a call, computed if it is None, and show both to the observers.
 
     Raises:
         UserError: It is inside a transform of `torch.func` that does not know what is computed for them.
     """
-    try:
+    with _naming_transforms(module, call, "observe"):
         return _show_plain(module, call, present, output)
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or not is_transformed(call.query):
-            raise
-        raise UserError(
-            f"cannot observe {type(module).__name__} inside this transform of torch.func: expected a forward of plain "
-            "tensors, with a batch in the place of vmap, and backward() in that of grad"
-        ) from error
 
 
 def _show_plain(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None) -> Tensor:
