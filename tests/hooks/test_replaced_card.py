@@ -35,7 +35,7 @@ def test_constants(model: Any, tmp_path: Path) -> None:
     assert "`base` (`LlamaForCausalLM`) in which 2 of 6 attention heads have a constant matrix" in card
     assert "source: `average`" in card
     assert "at most 7 tokens" in card
-    assert "It needs `pip install regard`" in card
+    assert "It needs Regard (`pip install .` in a clone" in card
     assert "not known to Regard" in card
     assert str(tmp_path) not in card
     (block,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)

@@ -138,7 +138,7 @@ def test_it_knows_each_field_of_an_attention_or_says_so(monkeypatch: pytest.Monk
     assert find_unsupported(AttentionSpec(positions="t5").to_dict()) == ["positions=t5"]
     assert find_unsupported({"sharpness": 2}) == ["sharpness=2"]
     for attention in (AttentionSpec(positions="learned").to_dict(), {"sharpness": 2}):
-        with pytest.raises(ValueError, match=r"does not know this (positions|sharpness); `pip install regard`"):
+        with pytest.raises(ValueError, match=r"does not know this (positions|sharpness); Regard itself does"):
             modeling_regard.RegardConfig(attention=attention)
 
 
@@ -234,7 +234,7 @@ def test_cards_say_what_loading_needs(tmp_path: Path, monkeypatch: pytest.Monkey
     for name, spec in specs.items():
         _decoder(spec).save_pretrained(tmp_path / name)
         card = (tmp_path / name / CARD).read_text(encoding="utf-8")
-        assert expected.get(name, "It needs `pip install regard`, for `positions=learned`.") in card
+        assert expected.get(name, "in a clone of its repository) for `positions=learned`.") in card
         assert "not known" in card
     assert "weighting=sigmoid" in (tmp_path / "sigmoid" / CARD).read_text(encoding="utf-8")
     scope: dict[str, Any] = {}

@@ -20,7 +20,7 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.errors import UserError, describe_error
 from regard.models.generator import NEW_TOKENS, Generator
-from regard.runs.model_card import is_repository, public_name
+from regard.runs.model_card import INSTALL, is_repository, public_name
 from regard.runs.output_dir import read_json
 
 CARD = "README.md"
@@ -226,7 +226,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             'model.predict(["a text"])',
             "```",
             "",
-            "FOLDER is this folder or its name on the hub. It needs `pip install regard`.",
+            f"FOLDER is this folder or its name on the hub. It needs {INSTALL}.",
             "",
             f"Texts have at most {lineage['length']} tokens. Settings of the method: {settings or 'none'}.",
             "",

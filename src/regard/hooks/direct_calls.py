@@ -59,7 +59,8 @@ class DirectForward:
     """Such a forward, bound to a module: a method that can be pickled, for it is no attribute of the class."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.__self__, self.__func__ = module, through_hooks(type(module))
+        module_class: Any = type(module)
+        self.__self__, self.__func__ = module, through_hooks(module_class)
 
     def __getstate__(self) -> nn.Module:
         return self.__self__

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.attention.spec import AttentionSpec
-from regard.runs.model_card import ModelCard
+from regard.runs.model_card import INSTALL, ModelCard
 
 
 def describe_replaced(architecture: str, entry: Mapping[str, Any]) -> ModelCard:
@@ -23,7 +23,7 @@ def describe_replaced(architecture: str, entry: Mapping[str, Any]) -> ModelCard:
         about=(f"{original} {what}",),
         imports=("import regard",),
         load=('model = regard.ReplacedModel.from_pretrained("FOLDER")',),
-        needs="It needs `pip install regard`: no other library computes this attention.",
+        needs=f"It needs {INSTALL}: no other library computes this attention.",
         license="That of the original model, which is not known to Regard: see that model's own card.",
     )
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from regard.models.configuration import RegardConfig, llama_differences
 from regard.models.standalone import CODE, find_unsupported
-from regard.runs.model_card import ModelCard
+from regard.runs.model_card import INSTALL, ModelCard
 
-_WITH_REGARD = "With Regard (`pip install regard`, `import regard.models`) use `AutoModelForCausalLM`"
+_WITH_REGARD = f"With {INSTALL} and `import regard.models` use `AutoModelForCausalLM`"
 
 
 def has_code(config: RegardConfig) -> bool:
@@ -40,7 +40,7 @@ def _loading(config: RegardConfig) -> dict[str, Any]:
     loading: dict[str, Any] = {"classes": ("AutoModelForCausalLM",)}
     if unsupported := find_unsupported(config.attention):
         load = ('model = AutoModelForCausalLM.from_pretrained("FOLDER")',)
-        needs = f"It needs `pip install regard`, for `{', '.join(unsupported)}`."
+        needs = f"It needs {INSTALL} for `{', '.join(unsupported)}`."
         return loading | {"imports": ("import regard.models",), "load": load, "needs": needs}
     load = ('model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)',)
     needs = (

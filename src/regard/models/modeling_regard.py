@@ -1,7 +1,7 @@
 """A decoder that Regard trained, in plain PyTorch, for those who do not have Regard (license: Apache 2.0).
 
 Regard writes this file beside the weights and never reads it. It imports PyTorch and Transformers alone, and computes
-attention by its definition, with T×T numbers a head; `pip install regard` computes the same without them.
+attention by its definition, with T×T numbers a head; Regard itself computes the same without them.
 """
 
 import math
@@ -71,7 +71,7 @@ class RegardConfig(PreTrainedConfig):
         self.attention, self.use_cache = dict(attention or {}), use_cache
         choices = {name: (CHOICES.get(name, ()), value) for name, value in self.attention.items()}
         if unknown := [name for name, (known, value) in choices.items() if known is not None and value not in known]:
-            raise ValueError(f"attention: this file does not know this {', '.join(unknown)}; `pip install regard`")
+            raise ValueError(f"attention: this file does not know this {', '.join(unknown)}; Regard itself does")
         super().__init__(**{"tie_word_embeddings": False} | sizes)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 from regard.runs.quiet import suppress_logging
 
 CARD = "README.md"
+INSTALL = "Regard (`pip install .` in a clone of its repository)"
+"""What a model needs that no other library reads; registries of packages do not have it."""
 MARK = "<!-- Regard wrote this card. Without this line, Regard leaves it as it is. -->"
 _TOKENIZER = "tokenizer_config.json"
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/")
