@@ -84,7 +84,8 @@ def read_stream(
         )
         orders = [order if is_of_all or part == parts[0] else "paper" for part in parts]
         folders = [folder if part in STREAMS and part != STDLIB else None for part in parts]
-        return join_streams([read(*each, order=own) for *each, own in zip(parts, folders, orders, strict=True)])
+        one_each = zip(parts, folders, orders, strict=True)
+        return join_streams([read(part, part_folder, order=own) for part, part_folder, own in one_each])
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
         if count is not None:
