@@ -101,7 +101,7 @@ class StateReader:
         self.blocks = {layer: self._stack[layer - 1] for layer in self.layers} if self._stack else None
         parameters = inspect.signature(self.reader.forward).parameters
         any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        self._accepted = set(parameters) - _NOT_READ
+        self.accepted = set(parameters) - _NOT_READ
         named = (name for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY))
         self._required = {name for name in named if parameters[name].default is inspect.Parameter.empty}
         self._counts_tokens = positions_from_mask and "position_ids" in parameters
@@ -121,7 +121,7 @@ class StateReader:
             return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
-        given = {name: value for name, value in inputs.items() if name in self._accepted and value is not None}
+        given = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
         given |= self._switches
         if missing := self._required - set(given):
             got = f"a {type(self.reader).__name__} without {' and '.join(sorted(missing))}"

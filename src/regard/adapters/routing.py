@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Cache, PreTrainedModel
 
 from regard.adapters.answers import KEPT, MARKS, answer_labels, are_told
+from regard.adapters.known_vectors import KnownVectors
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
 from regard.adapters.recomputed import recompute_with
@@ -343,7 +344,7 @@ class Routing:
         """Let the pass that begins set the weights, if it can."""
         if not self.reads_along or self._patched:
             return False
-        assert isinstance(self.query_reader, StateReader)
+        assert isinstance(self.query_reader, (StateReader, KnownVectors))
 
         def use(vectors: Tensor) -> None:
             self.mixture.weights = self.router(vectors)

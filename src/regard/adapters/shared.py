@@ -18,6 +18,7 @@ from regard.adapters import peft_format, saving
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.head import check_frozen_base, warn_of_new_head
+from regard.adapters.known_vectors import knowing_vectors
 from regard.adapters.lora_pool import check_base_weight, tied_layers
 from regard.adapters.model import AdapterModel, MergedAdapter
 from regard.adapters.new_adapter import new_adapter
@@ -144,19 +145,21 @@ class SharedAdapters(AdapterModel):
             warn_of_new_head(self)
         for task in checked.keys() - {name}:
             self.index_of(task)
-        with self._open(name):
-            if isinstance(self.router, DiscriminantRouter):
-                if not self.knows(name):
-                    self.fit_router(name, moved)
-            else:
-                self._warm_up(self.router, name, moved)
-            trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
-            with train_mode(self):
-                count = partial(self._count_batch_losses, of_model=loss is None)
-                losses = train_adapter(trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count)
-        own_weights = {}
-        for task, rows in checked.items():
-            own_weights[task] = own_weight(task, self.adapter_names, self.usage(rows))
+        with knowing_vectors(self._routing):
+            with self._open(name):
+                if isinstance(self.router, DiscriminantRouter):
+                    if not self.knows(name):
+                        self.fit_router(name, moved)
+                else:
+                    self._warm_up(self.router, name, moved)
+                trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
+                with train_mode(self):
+                    count = partial(self._count_batch_losses, of_model=loss is None)
+                    losses = train_adapter(
+                        trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count
+                    )
+            used = {task: self.usage(rows) for task, rows in checked.items()}
+        own_weights = {task: own_weight(task, self.adapter_names, weights) for task, weights in used.items()}
         return TaskFit(losses, own_weights, time.monotonic() - start)
 
     def _open(self, name: str) -> AbstractContextManager[None]:
