@@ -156,9 +156,10 @@ def test_attention_shared_by_some_blocks_has_the_numbers_of_these() -> None:
     assert layers_of(model, "column_mass", layers=[1, 3]) == {"column_mass": [1, 3]}
     layers = find_attention_layers(model)
     assert [(layer.layer, layer.use) for layer in layers] == [(0, 0), (1, 0), (2, 0), (3, 1)]
-    plain = model(sample).logits
+    plain, other = model(sample).logits, model(sample.flip(1)).logits
     with regard.replacing(model, average_attention(model, [sample], 16)):
         torch.testing.assert_close(model(sample).logits, plain, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(model(sample.flip(1)).logits, other, atol=1e-1)
 
 
 @torch.no_grad()
@@ -283,13 +284,16 @@ def test_two_calls_with_equal_weights_are_one_layer() -> None:
 def test_constants_serve_both_calls_of_a_layer() -> None:
     model = model_of("DiffLlama", num_hidden_layers=2)
     sample = ids(1)
-    plain = model(sample).logits
+    plain, other = model(sample).logits, model(sample.flip(1)).logits
     constants = average_attention(model, [sample], 16)
     assert constants.layers == [("decoder", 0), ("decoder", 1)]
     with regard.replacing(model, constants):
         torch.testing.assert_close(model(sample).logits, plain, rtol=1e-3, atol=1e-4)
+        changed = model(sample.flip(1)).logits
+    assert not torch.allclose(changed, other, atol=1e-1)
     copy = regard.replaced(model, constants)
     torch.testing.assert_close(copy(sample).logits, plain, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(copy(sample.flip(1)).logits, changed, rtol=1e-3, atol=1e-4)
 
 
 # -- vision towers ---------------------------------------------------------------------------------------------------
