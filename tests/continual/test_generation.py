@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.continual import run as running
 from regard.continual import scoring
-from regard.continual.costs import AROUND, measure_flops
+from regard.continual.costs import AROUND, measure_flops, trim_padding
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
@@ -228,7 +229,16 @@ def test_operations_are_counted_for_each_token() -> None:
     method = made("finetune")
     learner = learner_of(method)
     phase = learner.fine_tuning_phase()
-    assert measure_flops(learner, method, method.batches(learner, 0, phase), phase)[0] > 0
+    batches = method.batches(learner, 0, phase)
+    rows = trim_padding(batches.rows(0))
+    with FlopCounterMode(display=False) as counter:
+        learner.generator.encoder(
+            **{name: rows[name] for name in ("input_ids", "attention_mask", "labels")}
+        ).loss.backward()
+    per_token, per_step = measure_flops(learner, method, batches, phase)
+    tokens = rows["input_ids"].numel() + rows["labels"].numel()
+    assert per_token * tokens == pytest.approx(counter.get_total_flops(), rel=0.05)
+    assert per_step == pytest.approx(0, abs=1e-6 * counter.get_total_flops())
 
 
 # -- the same numbers -------------------------------------------------------------------------------------
