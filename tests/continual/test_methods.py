@@ -190,7 +190,7 @@ def test_frozen_stays_frozen(name: str) -> None:
 def test_below_adapters_the_model_stays_as_it_was(name: str) -> None:
     method = made(name)
     if name in NO_ADAPTERS:
-        with pytest.raises(UserError):
+        with pytest.raises(UserError, match="lora: expected none "):
             learner_of(method, lora={"rank": 2})
         return
     learner = learner_of(method, of=two_tasks(), lora={"rank": 2})

@@ -63,8 +63,8 @@ def test_a_run_goes_on_with_the_same_file_alone(tmp_path: Path) -> None:
     name = written(tmp_path)
     learn(name, resume=False)
     learn(name, resume=True)
-    written(tmp_path, SOURCE.replace("sum(", "2 * sum("))
-    with pytest.raises(UserError):
+    written(tmp_path, SOURCE.replace("weight * sum(", "weight * 2 * sum("))
+    with pytest.raises(UserError, match="cannot resume: source was"):
         learn(name, resume=True)
 
 

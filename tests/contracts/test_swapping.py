@@ -195,7 +195,8 @@ def test_our_decoder(name: str, padding: str, build: Callable, inputs: Callable,
 
 @pytest.mark.parametrize("name", ["RegardSigmoid", "RegardBias", "RegardSink"])
 def test_a_decoder_of_another_operation_is_refused(name: str, build: Callable) -> None:
-    with pytest.raises(UserError), regard.replacing(build(name), "elu"):
+    message = "expected a model that computes softmax, this one was trained with another operation"
+    with pytest.raises(UserError, match=message), regard.replacing(build(name), "elu"):
         pass
 
 
@@ -306,6 +307,7 @@ def test_watching_measures_what_is_computed(
         with by_hand(model, name, is_self):
             run(model, given)
     first = seen.frame("first_mass", position=0)
+    assert len(masses) == 2
     for layer, weights in enumerate(masses):
         shares = weights if name == "off-by-one" else weights / weights.sum(-1, keepdim=True)
         expected = shares[..., 0].mean((0, 2))

@@ -337,16 +337,17 @@ def flip_byte(path: Path) -> None:
     ids=str,
 )
 def test_a_refused_call_deletes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    (name,) = changes
     stopped_run(tmp_path)
     before = listing(tmp_path)
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match=f"^{name.replace('_', '-')}: "):
         learn(stream(), **{"method": "probe", "model": loaded(), "work_dir": tmp_path, **SMALL, **changes})
     assert listing(tmp_path) == before
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_last_method_is_refused_before_the_first_trains(resume: bool, tmp_path: Path) -> None:
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="^method: lfpt5 expects"):
         learn(stream(), "probe,lfpt5", loaded(), work_dir=tmp_path / "work", resume=resume, **SMALL)
     assert not listing(tmp_path)
 

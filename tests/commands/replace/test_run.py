@@ -288,7 +288,8 @@ def test_a_work_folder_that_holds_something_else_is_refused_and_stays(
 def test_a_refused_call_deletes_nothing(tiny: Tiny, reviews: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     stopped_run(tiny, reviews, tmp_path)
     before = listing(tmp_path)
-    with pytest.raises(regard.UserError):
+    (name,) = changes
+    with pytest.raises(regard.UserError, match=f"^{name.replace('_', '-')}: "):
         replaced(tiny, reviews, tmp_path, **changes)
     assert listing(tmp_path) == before
 
