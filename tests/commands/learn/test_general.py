@@ -43,7 +43,7 @@ def test_the_divergence_is_a_row_after_each_task_of_each_method(tmp_path: Path) 
 
 def test_held_out_text_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="held-out: expected tasks from text to text"):
-        learn(small_tasks.stream(), "finetune", small_tasks.loaded(), held_out="python")
+        learn(small_tasks.stream(), "finetune", small_tasks.loaded(), held_out="python", work_dir=tmp_path / "work")
     assert not list(tmp_path.iterdir())
 
 

@@ -347,7 +347,7 @@ def test_a_refused_call_deletes_nothing(tmp_path: Path, changes: dict[str, Any])
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_the_last_method_is_refused_before_the_first_trains(resume: bool, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="^method: lfpt5 expects"):
+    with pytest.raises(UserError, match=r"^method: lfpt5 expects"):
         learn(stream(), "probe,lfpt5", loaded(), work_dir=tmp_path / "work", resume=resume, **SMALL)
     assert not listing(tmp_path)
 
