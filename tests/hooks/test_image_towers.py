@@ -142,7 +142,7 @@ def test_queries_alone_attend_to_images_beside_text(words: int) -> None:
 def tiny_detr(num_layers: int) -> Any:
     torch.manual_seed(0)
     backbone = tf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, out_features=["stage4"])
-    sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone}
+    sizes: dict[str, Any] = {"d_model": 16, "num_queries": 5, "backbone_config": backbone, "init_std": 0.5}
     for part in ("encoder", "decoder"):
         sizes |= {f"{part}_layers": num_layers, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
     return tf.DetrForObjectDetection(tf.DetrConfig(**sizes)).eval()
@@ -156,9 +156,11 @@ def test_heads_of_a_model_whose_config_says_no_image_size_are_replaced() -> None
     constants = average_attention(model, [image], length=16)
     sites = {"encoder", "encoder@decoder", "cross@encoder@decoder"}  # its queries see later ones
     assert {site for site, _ in constants.matrices} == sites
-    expected = model(**image).logits
+    other = {"pixel_values": image["pixel_values"].flip(-1)}
+    expected, plain = model(**image).logits, model(**other).logits
     with replacing(model, constants):
         assert_close(model(**image).logits, expected, atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(model(**other).logits, plain, atol=1e-3)
 
 
 @torch.no_grad()
@@ -189,10 +191,12 @@ def test_sites_are_the_same_with_a_head_and_without(tmp_path: Path) -> None:
         origin=replace(constants.origin, model={**constants.origin.model, "heads": old}),
     )
     loaded = Constants.load(earlier.save(tmp_path / "constants.safetensors"))
+    image = {"pixel_values": image["pixel_values"].flip(-1)}
     with replacing(with_head, loaded):
         outputs = with_head(**image).logits
     with replacing(with_head, constants):
         assert_close(with_head(**image).logits, outputs)
+    assert not torch.allclose(with_head(**image).logits, outputs, atol=1e-3)
 
 
 def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_image() -> None:

@@ -18,6 +18,7 @@ def test_all_heads_of_a_host_that_turns_queries_as_complex_numbers_are_replaced(
     ids = torch.randint(3, 50, (1, 9))
     constants = regard.average_attention(model, [{"input_ids": ids}], length=9)
     with torch.no_grad():
-        expected = model(ids).logits
+        expected, other = model(ids).logits, model(ids.flip(1)).logits
         with regard.replacing(model, constants):
             assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
+            assert not torch.allclose(model(ids.flip(1)).logits, other, atol=1e-2)

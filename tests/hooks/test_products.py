@@ -268,10 +268,11 @@ def test_constants_of_a_text_are_its_attention(name: str, sizes: dict[str, Any],
         **{"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "initializer_range": 0.2, **sizes}
     )
     model = getattr(transformers, name)(config).eval()
-    expected = model(input_ids=ids(rows=1)).logits
+    expected, other = model(input_ids=ids(rows=1)).logits, model(input_ids=ids(rows=1).flip(1)).logits
     constants = average_attention(model, [{"input_ids": ids(rows=1)}], TOKENS)
     with replacing(model, constants, constants.heads[::every] if every > 1 else 1.0):
         torch.testing.assert_close(model(input_ids=ids(rows=1)).logits, expected, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(model(input_ids=ids(rows=1).flip(1)).logits, other, atol=1e-1)
     assert torch.equal(model(input_ids=ids(rows=1)).logits, expected)
 
 
