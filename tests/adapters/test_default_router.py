@@ -1,5 +1,6 @@
 """Shared adapters with their default router: what it reads, when it learns of rows, and where they go."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +308,8 @@ def test_attention_is_observed_once_a_forward() -> None:
         logits(adapters, batch)
     with regard.hooks.watching(adapters.model) as found:
         logits(adapters, batch)
-    mine, plain = (watch.frame().select_dtypes("number").to_numpy(float) for watch in (found, expected))
+    numbers = (watch.frame().select_dtypes("number") for watch in (found, expected))
+    mine, plain = (frame.to_numpy(float, na_value=math.nan) for frame in numbers)
     assert_close(torch.tensor(mine), torch.tensor(plain), atol=1e-5, rtol=1e-4, equal_nan=True)
 
 
