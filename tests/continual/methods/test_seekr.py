@@ -73,14 +73,15 @@ def test_weights_and_their_slopes_are_those_of_the_model() -> None:
     slopes = [
         read.weights_grad(one)
         for read, one in zip(
-            reads, torch.autograd.grad(states[:, 0].square().sum(), [read.output for read in reads]), strict=True
+            reads, torch.autograd.grad(states[:, 0].sin().sum(), [read.output for read in reads]), strict=True
         )
     ]
     model.set_attn_implementation("eager")
     found = model(input_ids=ids, attention_mask=mask, output_attentions=True)
-    loss = found.last_hidden_state[:, 0].square().sum()
+    loss = found.last_hidden_state[:, 0].sin().sum()
     expected = torch.autograd.grad(loss, list(found.attentions), retain_graph=True)
     assert len(reads) == len(found.attentions) == 2
+    assert min(float(right.abs().max()) for right in expected) > 1e-3  # squares behind a norm would have none
     for read, weights, slope, right in zip(reads, found.attentions, slopes, expected, strict=True):
         torch.testing.assert_close(read.weights(), weights, rtol=0, atol=1e-12)
         torch.testing.assert_close(read.weights(torch.tensor([2, 1])), weights[[2, 1]], rtol=0, atol=1e-12)
