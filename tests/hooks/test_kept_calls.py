@@ -180,6 +180,21 @@ def test_nothing_is_kept_of_inference_mode() -> None:
     pd.testing.assert_frame_equal(actual, measured(model, [12]), rtol=1e-9, atol=1e-12)
 
 
+@torch.no_grad()
+def test_the_end_of_a_block_reduces_no_steps_of_a_forward_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = llama()
+    cache = transformers.DynamicCache(config=model.config)
+    with watching(model, ["column_mass"]) as watch:
+        read(model, [12])
+        for part in IDS[:, :6].split([4, 1, 1], dim=1):
+            model(part, **behind(cache), use_cache=True)
+        model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(IDS[:, 6:7], **behind(cache), use_cache=True)
+        monkeypatch.setattr(observe, "reduce", lambda *_: pytest.fail("a step is reduced"))
+    assert watch.samples == 2
+
+
 def call_over(keys: Tensor, offset: int) -> AttentionCall:
     return AttentionCall(query=torch.ones(1, 2, 1, 4), key=keys, value=keys, scale=0.5, offset=offset)
 
