@@ -1,13 +1,14 @@
 """Sinks watched while a model trains, and the step at which they emerge."""
 
 import json
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -472,6 +473,8 @@ rates = st.lists(st.floats(0, 100), max_size=12)
 
 
 @given(rates, st.floats(0.1, 100), st.randoms())
+@example([0.0, 60.0, 20.0, 50.0, 100.0], 50.0, Random(0))
+@example([50.0, 60.0], 50.0, Random(0))
 def test_order_does_not_matter_and_the_step_is_where_the_strong_end_begins(
     rates: list[float], rate: float, order: Any
 ) -> None:
