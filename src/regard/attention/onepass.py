@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall
-from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, unpadded_samples
+from regard.attention.reduction import ReductionRequest, unpadded_samples
 from regard.attention.tiles import UNSEEN, Tile, max_rows, tiles
 
 
@@ -33,54 +33,64 @@ def one_pass(
 
 
 def _write_output(tile: Tile, inverse: Tensor, output: Tensor) -> None:
-    product = tile.exps.new_empty(*tile.exps.shape[:3], tile.value.shape[-1])
-    for exps, v, out in zip(tile.exps, tile.value, product, strict=True):
-        torch.bmm(exps.view(v.shape[0], -1, exps.shape[-1]), v, out=out.view(v.shape[0], -1, v.shape[-1]))
-    torch.mul(product, inverse, out=output[tile.at_queries])
+    samples, heads, rows, keys = tile.exps.shape
+    product = tile.exps.new_empty(samples, heads, rows, tile.value.shape[-1])
+    for sample in range(samples):
+        value = tile.value[sample]
+        flat = product[sample].view(len(value), -1, value.shape[-1])
+        torch.bmm(tile.exps[sample].view(len(value), -1, keys), value, out=flat)
+    torch.mul(product, inverse, out=output if tile.is_whole else output[tile.at_queries])
 
 
 class _RowReductions:
     """Reductions by query: sums over keys, tile by tile. The last of them overwrite the scores of a tile."""
 
     def __init__(self, call: AttentionCall, request: ReductionRequest) -> None:
-        self.call, self.names = call, request.by_axis("query")
-        sums = {"base", "total"} | self.names & {"entropy", "distance"}
-        sums |= set() if call.sink is None else {"tokens"}
-        self.sums = {name: call.query.new_empty(call.query.shape[:3]) for name in sums}
-        if "first_mass" in self.names:
-            self.sums["first_mass"] = call.query.new_zeros(*call.query.shape[:3], request.num_first_keys)
-        self.distances: Tensor | None = None
-        if "distance" in self.names:
-            queries, last = call.query.shape[2], call.offset + call.query.shape[2]
-            shape = min(max_rows(call), queries), queries + call.key.shape[2]
-            self.distances = _distance_table(*shape, last, call.query.dtype, call.query.device)
+        self.call, self.names, self.num_first_keys = call, request.by_axis("query"), request.num_first_keys
+        self.sums: dict[str, Tensor] = {}
 
     def add(self, tile: Tile) -> None:
         if not self.names:
             return
-        sums = {name: tensor[tile.at_queries] for name, tensor in self.sums.items()}
-        sums["base"].copy_(tile.base[..., 0])
-        sums["total"].copy_(tile.total[..., 0])
-        if "first_mass" in sums:
-            self._add_first(tile, sums["first_mass"])
-        if "tokens" in sums:
-            torch.sum(tile.exps, -1, out=sums["tokens"])
-        if "entropy" in sums:
-            torch.sum(tile.scores.mul_(tile.exps), -1, out=sums["entropy"])
-        if self.distances is not None:
-            first = self.call.query.shape[2] - tile.queries.start
-            distances = self.distances[: tile.exps.shape[-2], first : first + tile.exps.shape[-1]]
-            torch.sum(torch.mul(tile.exps, distances, out=tile.scores), -1, out=sums["distance"])
+        sums = self._sums(tile)
+        if tile.is_whole:
+            self.sums = sums
+            return
+        for name, part in sums.items():
+            if name not in self.sums:
+                self.sums[name] = part.new_empty(*self.call.query.shape[:3], *part.shape[3:])
+            self.sums[name][tile.at_queries] = part
 
-    def _add_first(self, tile: Tile, out: Tensor) -> None:
-        width, starts = out.shape[-1], self.call.starts
+    def _sums(self, tile: Tile) -> dict[str, Tensor]:
+        sums = {"base": tile.base[..., 0], "total": tile.total[..., 0]}
+        if "first_mass" in self.names:
+            sums["first_mass"] = self._first(tile)
+        if self.call.sink is not None:
+            sums["tokens"] = tile.exps.sum(-1)
+        if "entropy" in self.names:
+            sums["entropy"] = tile.scores.mul_(tile.exps).sum(-1)
+        if "distance" in self.names:
+            sums["distance"] = torch.mul(tile.exps, self._distances(tile), out=tile.scores).sum(-1)
+        return sums
+
+    def _distances(self, tile: Tile) -> Tensor:
+        """Return |i − j| of a tile: a part of the table of the call."""
+        call, (rows, columns) = self.call, tile.exps.shape[-2:]
+        queries, last = call.query.shape[2], call.offset + call.query.shape[2]
+        shape, first = (min(max_rows(call), queries), queries + call.key.shape[2]), queries - tile.queries.start
+        return _distance_table(*shape, last, call.query.dtype, call.query.device)[:rows, first : first + columns]
+
+    def _first(self, tile: Tile) -> Tensor:
+        width, starts = self.num_first_keys, self.call.starts
+        out = tile.exps.new_zeros(*tile.exps.shape[:3], width)
         if starts is None or not any(starts):
             part = tile.exps[..., :width]
             out[..., : part.shape[-1]] = part
-            return
+            return out
         for exps, start, sample_out in zip(tile.exps, starts[tile.samples], out, strict=True):
             part, skipped = exps[..., max(start, 0) : max(start + width, 0)], max(-start, 0)
             sample_out[..., skipped : skipped + part.shape[-1]] = part
+        return out
 
     def results(self) -> dict[str, Tensor]:
         if not self.names:
@@ -115,33 +125,35 @@ class _ColumnReductions:
     """Reductions by key, over real queries, and by call. The last of them overwrites the exponentials of a tile."""
 
     def __init__(self, call: AttentionCall, request: ReductionRequest) -> None:
-        batch, heads, queries, _ = call.query.shape
-        keys = call.key.shape[2]
-        dtypes = {name: WEIGHT_REDUCTIONS[name].dtype for name in request.by_axis("key")}
-        self.tensors = {name: call.query.new_zeros(batch, heads, keys, dtype=dtype) for name, dtype in dtypes.items()}
-        self.by_key = frozenset(dtypes)
+        self.call, self.by_key = call, request.by_axis("key")
+        self.tensors: dict[str, Tensor] = {}
         if "weights" in request.names:
-            self.tensors["weights"] = call.query.new_zeros(heads, queries, keys)
+            _, heads, queries, _ = call.query.shape
+            self.tensors["weights"] = call.query.new_zeros(heads, queries, call.key.shape[2])
             self.is_whole = unpadded_samples(call)
         self.query_mask = None if call.query_mask is None else call.query_mask.to(call.query.dtype)[:, None, None]
 
     def add(self, tile: Tile, inverse: Tensor) -> None:
-        if not self.tensors:
-            return
-        factor = inverse.mT
-        if self.query_mask is not None:
-            factor = factor * self.query_mask[tile.samples, ..., tile.queries]
         if "weights" in self.tensors:
             self._add_weights(tile, inverse)
         if not self.by_key:
             return
-        mass = _column_sums(factor, tile.exps)
-        if "column_mass" in self.by_key:
-            self.tensors["column_mass"][tile.at_keys] += mass
+        sums = self._sums(tile, inverse)
+        if tile.is_whole:
+            self.tensors |= sums
+            return
+        for name, part in sums.items():
+            if name not in self.tensors:
+                self.tensors[name] = part.new_zeros(*self.call.query.shape[:2], self.call.key.shape[2])
+            self.tensors[name][tile.at_keys] += part
+
+    def _sums(self, tile: Tile, inverse: Tensor) -> dict[str, Tensor]:
+        rows = None if self.query_mask is None else self.query_mask[tile.samples, ..., tile.queries]
+        factor = inverse.mT if rows is None else inverse.mT * rows
+        sums = {"column_mass": _column_sums(factor, tile.exps)}
         if self.by_key & {"column_sum", "column_square"}:
-            for name, sums in self._exact_sums(tile, factor, mass).items():
-                if name in self.by_key:
-                    self.tensors[name][tile.at_keys] += sums
+            sums |= _exact_sums(tile, factor, rows, sums["column_mass"])
+        return {name: sums[name] for name in self.by_key}
 
     def _add_weights(self, tile: Tile, inverse: Tensor) -> None:
         """Add the weights of samples without padding; what is not a number in the others is left out with them."""
@@ -152,21 +164,26 @@ class _ColumnReductions:
         for sample in is_whole.nonzero().flatten().tolist():
             total.addcmul_(tile.exps[sample], inverse[sample])
 
-    def _exact_sums(self, tile: Tile, factor: Tensor, mass: Tensor) -> dict[str, Tensor]:
-        """Return Σ a and Σ a² of the columns of a tile in float64, from sums around m ≈ the mean. Overwrites `exps`."""
+
+def _exact_sums(tile: Tile, factor: Tensor, rows: Tensor | None, mass: Tensor) -> dict[str, Tensor]:
+    """Return Σ a and Σ a² of the columns of a tile in float64, from sums around m ≈ the mean. Overwrites `exps`.
+
+    `rows` are 1 where a query counts; None: all do.
+    """
+    if rows is None:
         rows, count = torch.ones_like(factor), torch.tensor(float(factor.shape[-1]))
-        if self.query_mask is not None:
-            rows = self.query_mask[tile.samples, ..., tile.queries].expand_as(factor)
-            count = rows.sum(-1).clamp(min=1)
-        mean = mass / count
-        deviations = torch.addcmul(mean[:, :, None].neg(), tile.exps, factor.mT, out=tile.exps)
-        first = _column_sums(rows, deviations).double()
-        second = _column_sums(rows, deviations.square_()).double()
-        mean = mean.double()
-        total = first + mean * count
-        return {"column_sum": total, "column_square": second + mean * (first + total)}
+    else:
+        count = rows.sum(-1).clamp_(min=1)
+        rows = rows.expand_as(factor)
+    mean = mass / count
+    deviations = torch.addcmul(mean[:, :, None].neg(), tile.exps, factor.mT, out=tile.exps)
+    first = _column_sums(rows, deviations).double()
+    second = _column_sums(rows, deviations.square_()).double()
+    mean = mean.double()
+    total = first + mean * count
+    return {"column_sum": total, "column_square": second + mean * (first + total)}
 
 
 def _column_sums(factor: Tensor, exps: Tensor) -> Tensor:
     """Return Σ_i factor_i exps_ij over the rows of a tile, (sample, head, key), of factors (sample, head, 1, query)."""
-    return torch.bmm(factor.flatten(0, 1), exps.flatten(0, 1)).view(*exps.shape[:2], -1)
+    return torch.bmm(factor.flatten(0, 1), exps.flatten(0, 1)).view(*exps.shape[:2], exps.shape[-1])

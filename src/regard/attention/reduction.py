@@ -72,7 +72,7 @@ class ReductionRequest:
 
     def select(self, names: Iterable[str]) -> ReductionRequest:
         """Return the request for those of the names that are in it."""
-        return replace(self, names=self.names.intersection(names))
+        return self._of(self.names.intersection(names))
 
     def join(self, other: ReductionRequest) -> ReductionRequest:
         """Return the request for what either asks for."""
@@ -85,7 +85,10 @@ class ReductionRequest:
 
     def without(self, names: Iterable[str]) -> ReductionRequest:
         """Return the request for all names but these."""
-        return replace(self, names=self.names.difference(names))
+        return self._of(self.names.difference(names))
+
+    def _of(self, names: frozenset[str]) -> ReductionRequest:
+        return self if names == self.names else replace(self, names=names)
 
     @property
     def in_float64(self) -> frozenset[str]:

@@ -7,11 +7,12 @@ are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall, slices
+from regard.attention.call import AttentionCall, slices, visible_mask
 from regard.attention.device_choice import choose_for
 
 LOG2_E = math.log2(math.e)
@@ -39,6 +40,7 @@ class Tile:
         exps: `2**scores`; zero in a row that sees no key.
         base: Maximum of each row; `UNSEEN` in a row that sees no key.
         total: Sum of each row; 1 in a row that sees no key. The log-sum-exp is log2(total) + base.
+        is_whole: Whether it is the whole matrix, so that there is no next one.
     """
 
     samples: slice
@@ -50,6 +52,7 @@ class Tile:
     exps: Tensor
     base: Tensor
     total: Tensor
+    is_whole: bool = False
 
     @property
     def at_queries(self) -> tuple[slice, slice, slice]:
@@ -67,6 +70,9 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     batch, _, queries, _ = call.query.shape
     groups, keys = call.key.shape[1:3]
     num_rows = min(queries, max_rows(call))
+    if _is_one_tile(call, num_rows):
+        yield _whole_tile(call)
+        return
     num_samples, num_groups = _num_samples_and_groups(call, num_rows)
     buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
@@ -86,6 +92,35 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
                 masks.apply(raw, sample, head, row)
                 base, total = _exponentiate(call, (sample, head, row), raw, exps)
                 yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
+
+
+def _is_one_tile(call: AttentionCall, num_rows: int) -> bool:
+    """Return whether all rows are one tile, of a CPU: what it costs to begin operations counts more than padding."""
+    size = call.query.element_size() * call.query.shape[:3].numel() * call.key.shape[2]
+    is_small = call.query.device.type == "cpu" and num_rows == call.query.shape[2] and size <= BYTES["cpu"]
+    return is_small or size == 0
+
+
+def _whole_tile(call: AttentionCall) -> Tile:
+    batch, heads, queries, _ = call.query.shape
+    groups, keys = call.key.shape[1:3]
+    whole = slice(0, batch), slice(0, heads), slice(0, queries)
+    raw = call.query.new_empty(batch, heads, queries, keys)
+    _multiply(call.query.unflatten(1, (groups, -1)), call.key, call.scale * LOG2_E, raw)
+    _cap_and_bias(call, raw, *whole)
+    if call.keep is not None or call.key_mask is not None:
+        raw.masked_fill_(~visible_mask(call), HIDDEN)
+    elif call.causal:
+        raw.add_(_future(queries, keys, call.offset, raw.dtype))
+    base, total = _exponentiate(call, whole, raw, exps := torch.empty_like(raw))
+    return Tile(*whole, slice(0, keys), call.value, raw, exps, base, total, is_whole=True)
+
+
+@lru_cache(maxsize=1)  # that of the layer before
+def _future(queries: int, keys: int, offset: int, dtype: torch.dtype) -> Tensor:
+    """Return what hides the keys after each query where it is added; never write to it."""
+    with torch.inference_mode(False):
+        return torch.full((queries, keys), HIDDEN, dtype=dtype).triu_(1 + offset)
 
 
 def max_rows(call: AttentionCall) -> int:
@@ -152,11 +187,7 @@ class _Masks:
 
     def apply(self, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
         call, end = self.call, raw.shape[-1]
-        if call.softcap is not None:
-            cap = call.softcap * LOG2_E
-            raw.div_(cap).tanh_().mul_(cap)
-        if call.bias is not None:
-            raw.add_(_part(call.bias, sample, head, row, end).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
+        _cap_and_bias(call, raw, sample, head, row)
         if call.keep is not None:
             raw.masked_fill_(~_part(call.keep, sample, head, row, end), HIDDEN)
         if any(self.has_gaps[sample]) or len(set(self.num_keys[sample])) > 1:
@@ -175,6 +206,14 @@ class _Masks:
             raw[..., :skipped, :].fill_(HIDDEN)
             diagonal, height = diagonal[..., skipped:, :], height - skipped
         diagonal.add_(self.future[:height, :width])
+
+
+def _cap_and_bias(call: AttentionCall, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
+    if call.softcap is not None:
+        cap = call.softcap * LOG2_E
+        raw.div_(cap).tanh_().mul_(cap)
+    if call.bias is not None:
+        raw.add_(_part(call.bias, sample, head, row, raw.shape[-1]).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
 
 
 def _part(mask: Tensor, sample: slice, head: slice, row: slice, end: int) -> Tensor:

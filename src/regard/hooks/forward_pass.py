@@ -134,24 +134,24 @@ class ForwardContext:
         return _find_positions(self.encoder_mask)
 
     def place(self, call: AttentionCall, dropped: int) -> AttentionCall:
-        """Return a call of self-attention with where its tokens stand; before its keys a cache has dropped some.
+        """Return a call of self-attention with which queries are tokens, and where its tokens stand.
 
-        `starts` are negative then.
+        Before its keys a cache has dropped some; `starts` are negative then.
         """
         starts, queries = self.token_starts, call.query.shape[2]
         if dropped:
             starts = tuple(start - dropped for start in starts or (0,) * len(call.query))
-        call = replace(call, offset=self.offset - dropped, starts=starts)
-        if (positions := self._token_positions) is None:
-            return call
-        at_queries, at_keys = positions[:, self.offset : self.offset + queries], positions[:, dropped:]
-        return replace(call, query_positions=at_queries, key_positions=_fit(at_keys, call.key.shape[2]))
+        told = {"query_mask": self.query_mask(queries), "offset": self.offset - dropped, "starts": starts}
+        if (positions := self._token_positions) is not None:
+            told["query_positions"] = positions[:, self.offset : self.offset + queries]
+            told["key_positions"] = _fit(positions[:, dropped:], call.key.shape[2])
+        return replace(call, **told)
 
     def place_across(self, call: AttentionCall) -> AttentionCall:
-        """Return a call of cross-attention with where its keys stand."""
-        positions = self._encoder_positions
+        """Return a call of cross-attention with which queries are tokens, and where its keys stand."""
+        positions, queries = self._encoder_positions, call.query.shape[2]
         at_keys = None if positions is None else _fit(positions, call.key.shape[2])
-        return replace(call, starts=self.encoder_starts, key_positions=at_keys)
+        return replace(call, query_mask=self.query_mask(queries), starts=self.encoder_starts, key_positions=at_keys)
 
     def check_seen(self, call: AttentionCall, kind: str, first_key: int, name: str, *, is_first: bool) -> None:
         """Raise a UserError if a token attends to padding, or to hidden keys alone, of which a host reads the mean.

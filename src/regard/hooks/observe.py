@@ -288,7 +288,6 @@ class Watch(Observer, Readings):
                 f"cannot observe padding in {sequences.name}: the attention mask has {query_mask.shape[-1]} tokens "
                 f"where {queries} attend; leave out padding, one sequence per batch"
             )
-        call = replace(call, query_mask=query_mask)
         dropped, keys = sequences.find_keys(kind, call)
         call = forward.place_across(call) if kind == "cross" else forward.place(call, dropped)
         forward.check_seen(call, kind, dropped, sequences.name, is_first=is_first)

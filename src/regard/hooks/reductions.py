@@ -11,6 +11,7 @@ from functools import cached_property, partial
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
 from regard.attention import reference
@@ -101,7 +102,7 @@ class HiddenStates:
     @cached_property
     def norm(self) -> Float[Tensor, "batch token"]:
         """The L2 norm of each token's."""
-        return self.states.norm(dim=-1)
+        return vector_norm(self.states, dim=-1)
 
     @property
     def direction(self) -> Float[Tensor, "batch token width"]:
@@ -114,13 +115,16 @@ def _early_query_count(io: AttentionIO) -> Float[Tensor, "batch 1 key"] | None:
     call = io.call
     if not io.is_self or call.query.shape[2] == 1 or (call.causal and not call.hides_pairs):
         return None
-    batch, keys = len(call.query), call.key.shape[2]
-    count = to_acc_dtype(call.query).new_zeros(batch, 1, keys)
+    (batch, _, queries, _), keys = call.query.shape, call.key.shape[2]
+    dtype, device = torch.promote_types(call.query.dtype, torch.float32), call.query.device
     if not call.hides_pairs:
-        real = call.query_mask if call.query_mask is not None else count.new_ones(batch, call.query.shape[2])
-        before = torch.nn.functional.pad(real.to(count.dtype).cumsum(-1), (1, 0))
-        first = (torch.arange(keys, device=count.device) - call.offset).clamp(0, before.shape[-1] - 1)
-        return before.index_select(1, first)[:, None]
+        real = torch.ones(batch, queries, device=device) if call.query_mask is None else call.query_mask
+        before = (real := real.to(dtype)).cumsum(-1)
+        if call.offset == 0 and keys == queries:
+            return (before - real)[:, None]
+        first = (torch.arange(keys, device=device) - call.offset).clamp(0, queries)
+        return torch.nn.functional.pad(before, (1, 0)).index_select(1, first)[:, None]
+    count = torch.zeros(batch, 1, keys, dtype=dtype, device=device)
     for block, columns in blocks(call):
         early = visible_mask(block) & (relative_positions(block) < 0)
         if block.query_mask is not None:
@@ -204,8 +208,8 @@ def _value_weighted_sum(outputs: HeadOutputs) -> Float[Tensor, "batch head key"]
 _of_keys = partial(Reduction, source="vectors", axis="key")
 _hidden = partial(Reduction, source="hidden")
 _REDUCTIONS = (
-    _of_keys(name="key_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.key).norm(dim=-1)),
-    _of_keys(name="value_norm", steps="write", compute=lambda io: to_acc_dtype(io.call.value).norm(dim=-1)),
+    _of_keys(name="key_norm", steps="write", compute=lambda io: vector_norm(to_acc_dtype(io.call.key), dim=-1)),
+    _of_keys(name="value_norm", steps="write", compute=lambda io: vector_norm(to_acc_dtype(io.call.value), dim=-1)),
     _pairs("cosine_sum", lambda vectors: normalize(vectors, dim=-1)),
     _pairs("norm_sum", lambda vectors: vectors.norm(dim=-1, keepdim=True)),
     _pairs("pair_count", lambda vectors: torch.ones_like(vectors[..., :1])),
