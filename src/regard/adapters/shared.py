@@ -155,9 +155,7 @@ class SharedAdapters(AdapterModel):
                 trained = [parameter for parameter in self.parameters() if parameter.requires_grad]
                 with train_mode(self):
                     count = partial(self._count_batch_losses, of_model=loss is None)
-                    losses = train_adapter(
-                        trained, moved, lambda batch: self._batch_loss(batch, loss), plan, count=count
-                    )
+                    losses = train_adapter(trained, moved, partial(self._batch_loss, loss=loss), plan, count=count)
             used = {task: self.usage(rows) for task, rows in checked.items()}
         own_weights = {task: own_weight(task, self.adapter_names, weights) for task, weights in used.items()}
         return TaskFit(losses, own_weights, time.monotonic() - start)
@@ -230,8 +228,7 @@ class SharedAdapters(AdapterModel):
         """Write adapters, router, lineages and an open head to a folder, whole or not at all; return the folder.
 
         Raises:
-            UserError: There is nothing to save, no place for it, or there are other `options`, of a library that saves
-                a whole model.
+            UserError: There is nothing to save, no place for it, or `options` of a library that saves whole models.
         """
         refuse_options(options)
         return saving.save(self, Path(folder), overwrite=overwrite)

@@ -141,7 +141,8 @@ class ForwardContext:
         starts, queries = self.token_starts, call.query.shape[2]
         if dropped:
             starts = tuple(start - dropped for start in starts or (0,) * len(call.query))
-        told = {"query_mask": self.query_mask(queries), "offset": self.offset - dropped, "starts": starts}
+        told: dict[str, Any] = {"query_mask": self.query_mask(queries), "starts": starts}
+        told["offset"] = self.offset - dropped
         if (positions := self._token_positions) is not None:
             told["query_positions"] = positions[:, self.offset : self.offset + queries]
             told["key_positions"] = _fit(positions[:, dropped:], call.key.shape[2])
