@@ -238,6 +238,21 @@ def _left_out_of_test(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture
+def no_accelerator() -> Iterator[None]:
+    """Accelerate as it is in a new process, whatever earlier tests have left; afterwards as they left it."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    classes = (AcceleratorState, GradientState, PartialState)
+    left = [dict(state._shared_state) for state in classes]
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    yield
+    for state, values in zip(classes, left, strict=True):
+        state._shared_state.clear()
+        state._shared_state.update(values)
+
+
+@pytest.fixture
 def without_flops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the count of operations out of runs, with --all-cases too."""
     _count_no_flops(monkeypatch)

@@ -86,6 +86,7 @@ def test_adapters_are_mixed(model: Any, batch: dict[str, Tensor]) -> None:
     assert_close(states(model.forward(**batch), batch), plain)
 
 
+@pytest.mark.usefixtures("no_accelerator")
 @pytest.mark.parametrize("kind", ["adapters", "replaced"])
 def test_what_accelerate_unwraps_keeps_its_forward(kind: str, model: Any, batch: dict[str, Tensor]) -> None:
     """It looks for the forward of before mixed precision among those that a function names as wrapped."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, tracking
-from accelerate.state import AcceleratorState, GradientState, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.tracking import GeneralTracker
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -288,19 +288,6 @@ def test_weights_that_are_not_float32() -> None:
         trained(net(dtype=torch.bfloat16), PLAN)
     with pytest.raises(UserError, match="model: expected parameters that require gradients, got none"):
         trained(net().requires_grad_(False), PLAN)
-
-
-@pytest.fixture
-def no_accelerator() -> Iterator[None]:
-    """Accelerate as it is in a new process, whatever earlier tests have left; afterwards as they left it."""
-    classes = (AcceleratorState, GradientState, PartialState)
-    left = [dict(state._shared_state) for state in classes]
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    yield
-    for state, values in zip(classes, left, strict=True):
-        state._shared_state.clear()
-        state._shared_state.update(values)
 
 
 @pytest.mark.usefixtures("no_accelerator")

@@ -173,7 +173,7 @@ class Watch(Observer, Readings):
         for observations in sequences.finish(find_site(sequences, stacks), self._wanted.request.num_first_keys):
             if self._modalities is not None:
                 observations = [self._modalities.describe(part, sequences.stack.module) for part in observations]
-            self._count(sequences.stack.path, observations[0].length)
+            self._count(stacks.index(sequences), observations[0].length, is_decoder=sequences.role == "decoder")
             joined = join_layers(observations)
             check_finite(observations, joined, sequences.num_batches - 1)
             for name, statistic in self.statistics.items():
@@ -229,7 +229,6 @@ class Watch(Observer, Readings):
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module, routed=True)
         self._called_stacks.add(sequences.stack.path)
-        self._latest_stack = sequences.stack.path
         if len(self._called_stacks) == len(self.stacks):
             self._check_attention()
         self.projection_inputs.check()

@@ -30,19 +30,22 @@ class Readings(Display):
         self.statistics, self.seconds = statistics, dict.fromkeys(statistics, 0.0)
         self.turns: AbstractContextManager[Any] = nullcontext()
         """Keeps the forwards of other threads out, where these are observed as well."""
-        self._counted: dict[str, Tensor] = {}
-        """Finished samples by the path of the stack that has read them."""
-        self._latest_stack = ""
-        """The stack whose forward was the last to end: what an encoder or a tower for images has read, it reads on."""
+        self._counted: dict[int, Tensor] = {}
+        """Finished samples by the place of the stack that has read them."""
+        self._decoders: set[int] = set()
+        """Stacks that read on what encoders and towers for images have read, whose samples are those of the model."""
         self._model_name = model_name
 
     @property
     def samples(self) -> int:
         """The number of samples that are finished; rows of padding alone are none."""
-        return int(self._counted.get(self._latest_stack, 0))
+        by_rank = {(stack in self._decoders, stack): count for stack, count in self._counted.items()}
+        return int(by_rank[max(by_rank)]) if by_rank else 0
 
-    def _count(self, stack: str, length: Tensor) -> None:
+    def _count(self, stack: int, length: Tensor, *, is_decoder: bool) -> None:
         """Count the samples of these lengths in a stack, without waiting for their device."""
+        if is_decoder:
+            self._decoders.add(stack)
         count = (length > 0).sum()
         self._counted[stack] = self._counted[stack].to(count.device) + count if stack in self._counted else count
 
