@@ -210,6 +210,10 @@ class AttentionCall:
         return tensor.repeat_interleave(self.num_key_value_groups, dim=1)
 
     def detach(self) -> AttentionCall:
+        tensors = (self.query, self.key, self.value, self.bias, self.sink)
+        is_detached = self.constant is None and self.operation is None
+        if is_detached and not any(tensor is not None and tensor.requires_grad for tensor in tensors):
+            return self
         names = (*QKV, "bias", "sink", "constant", "operation")
         return map_fields(self, **dict.fromkeys(names, lambda part: part.detach()))
 

@@ -14,6 +14,7 @@ from regard.attention.chunked import chunked
 from regard.attention.constant import constant_output, row_weights
 from regard.attention.flex import flex, supports_flex
 from regard.attention.fused import fused, sdpa
+from regard.attention.gradients import no_grad
 from regard.attention.lse import ROWS_WITH_WEIGHTS, attend_with_lse, first_mass, output_and_lse, supports_lse
 from regard.attention.lse_kernels import select_kernel
 from regard.attention.one_token import EXACT, attend_beside_rows
@@ -85,7 +86,7 @@ def _attend_on_gpu(call: AttentionCall, request: ReductionRequest) -> tuple[Tens
     return output, reduce_by_triton(call, request, lse)
 
 
-@torch.no_grad()
+@no_grad
 def reduce(call: AttentionCall, request: ReductionRequest) -> dict[str, Tensor]:
     """Return the requested reductions alone, by name."""
     if call.key_positions is not None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
+from regard.attention.gradients import no_grad
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 
@@ -32,7 +32,7 @@ def note_entries(compressor: nn.Module, _args: Any, output: Any) -> None:
         _NUM_ENTRIES[compressor] = keys.shape[2]
 
 
-@torch.no_grad()
+@no_grad
 def select_tokens(module: nn.Module, call: AttentionCall) -> AttentionCall:
     """Return the call without its compressed keys, which are in the sink of each query instead.
 

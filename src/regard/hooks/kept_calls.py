@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall, map_fields
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
 
 MAX_STEPS = 64
@@ -67,8 +68,9 @@ class KeptCalls:
         if call.query_mask is not None:
             self.query_masks.append(call.query_mask.clone())
         self.versions = _versions(call)
-        masks = dict.fromkeys(("query_mask", "key_mask"), torch.clone)
-        self.latest = replace(map_fields(call.detach(), **masks), query=self.queries[-1], dropout=0.0)
+        query_mask, key_mask = (None if mask is None else mask.clone() for mask in (call.query_mask, call.key_mask))
+        options: dict[str, Any] = {"query": self.queries[-1], "query_mask": query_mask, "key_mask": key_mask}
+        self.latest = replace(call.detach(), **options, dropout=0.0)
 
     def join(self) -> AttentionCall:
         """Return all steps as one call. Raise a UserError if their keys or values have been written to."""

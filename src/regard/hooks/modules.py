@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -39,7 +39,7 @@ class Stack:
     host: nn.Module | None = None
     label: str = ""
 
-    @property
+    @cached_property
     def is_time_first(self) -> bool:
         """Whether hidden states between blocks are (token, batch, width)."""
         return original_type(getattr(self.host or self.module, "config", None)) in TIME_FIRST

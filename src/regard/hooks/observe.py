@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall
+from regard.attention.gradients import no_grad
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
@@ -303,7 +304,7 @@ class Watch(Observer, Readings):
             return False
         return bool(forward.offset) and not forward.has_room and can_keep(call)
 
-    @torch.no_grad()
+    @no_grad
     def after_attention(
         self, module: nn.Module, call: AttentionCall, output: Tensor, reductions: dict[str, Tensor]
     ) -> None:

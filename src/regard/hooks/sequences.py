@@ -14,6 +14,7 @@ from transformers.cache_utils import Cache
 
 from regard.attention import float64
 from regard.attention.call import AttentionCall
+from regard.attention.gradients import no_grad
 from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
@@ -251,7 +252,7 @@ class Sequences:
             parts.append(LayerAccumulator())
         return parts[part]
 
-    @torch.no_grad()
+    @no_grad
     def add_hidden(self, index: int, hidden: Tensor | None, names: Iterable[str]) -> bool:
         """Add reductions of a layer's hidden states; return whether they are those of the batch, or of one row."""
         if hidden is None:
