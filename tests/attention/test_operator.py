@@ -18,7 +18,7 @@ from regard.attention.onepass import one_pass
 from regard.attention.operator import attend
 from regard.attention.reduction import WEIGHT_REDUCTIONS, ReductionRequest, reduce_dense
 from regard.attention.spectral import HELD_KEYS
-from regard.attention.tiles import ROWS
+from regard.attention.tiles import BYTES, ROWS
 
 EVERYTHING = ReductionRequest(names=frozenset(WEIGHT_REDUCTIONS), num_first_keys=3)
 
@@ -73,11 +73,13 @@ def assert_same(found: dict, expected: dict, tolerance: float) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(case=cases())
-def test_one_pass_equals_the_whole_matrix(case: dict[str, object]) -> None:
+@given(case=cases(), size=st.sampled_from([1, 1 << 14, 2 << 20]))
+def test_one_pass_equals_the_whole_matrix(case: dict[str, object], size: int) -> None:
+    """In one tile, and in many over samples and heads."""
     call = AttentionCall(**case)
     wanted = dataclasses.replace(EVERYTHING, names=frozenset(WEIGHT_REDUCTIONS) - {"spectral_bound"})
-    output, found = one_pass(call, wanted, output=True)
+    with patch.dict(BYTES, {"cpu": size}):
+        output, found = one_pass(call, wanted, output=True)
     torch.testing.assert_close(output, reference.attend(call), rtol=1e-9, atol=1e-9)
     assert_same(found, reduce_dense(call, wanted), 1e-9)
 
@@ -106,14 +108,14 @@ def test_a_logit_of_each_query_is_a_column_beside_its_keys(causal: bool, learns:
 
 
 @settings(max_examples=40, deadline=None)
-@given(case=cases(), held=st.booleans())
-def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object], held: bool) -> None:
+@given(case=cases(), held=st.booleans(), size=st.sampled_from([1, 2 << 20]))
+def test_spectral_bound_equals_the_largest_singular_value(case: dict[str, object], held: bool, size: int) -> None:
     """Whether matrices are held, or passed over tile by tile in each step, as those of many keys are."""
     call = AttentionCall(**case)
     if call.query_mask is not None and not call.query_mask.any(-1).all():
         return
     wanted = ReductionRequest(names=frozenset({"spectral_bound"}), max_iterations=150)
-    with patch.dict(HELD_KEYS, {} if held else {"cpu": 0}):
+    with patch.dict(HELD_KEYS, {} if held else {"cpu": 0}), patch.dict(BYTES, {"cpu": size}):
         assert_same(attend(call, wanted)[1], reduce_dense(call, wanted), 1e-5)
 
 

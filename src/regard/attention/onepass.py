@@ -10,6 +10,7 @@ from torch import Tensor
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest, unpadded_samples
 from regard.attention.tiles import UNSEEN, Tile, max_rows, tiles
+from regard.attention.tracing import cached_for
 
 
 def one_pass(
@@ -78,7 +79,8 @@ class _RowReductions:
         call, (rows, columns) = self.call, tile.exps.shape[-2:]
         queries, last = call.query.shape[2], call.offset + call.query.shape[2]
         shape, first = (min(max_rows(call), queries), queries + call.key.shape[2]), queries - tile.queries.start
-        return _distance_table(*shape, last, call.query.dtype, call.query.device)[:rows, first : first + columns]
+        table = cached_for(tile.exps, _distance_table)(*shape, last, call.query.dtype, call.query.device)
+        return table[:rows, first : first + columns]
 
     def _first(self, tile: Tile) -> Tensor:
         width, starts = self.num_first_keys, self.call.starts

@@ -1,7 +1,8 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
 A tile is samples × heads × queries × the keys that those queries may see, up to the last real one, in two buffers that
-are used again. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the cheaper instruction.
+are used again. A small matrix on a CPU is one tile of all keys. Scores are in base 2 (log2(e) goes into the scale),
+because exp2 is the cheaper instruction.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall, slices, visible_mask
 from regard.attention.device_choice import choose_for
+from regard.attention.tracing import cached_for
 
 LOG2_E = math.log2(math.e)
 HIDDEN = -1e30
@@ -111,16 +113,16 @@ def _whole_tile(call: AttentionCall) -> Tile:
     if call.keep is not None or call.key_mask is not None:
         raw.masked_fill_(~visible_mask(call), HIDDEN)
     elif call.causal:
-        raw.add_(_future(queries, keys, call.offset, raw.dtype))
+        raw.add_(cached_for(raw, _future)(queries, keys, call.offset, raw.dtype, raw.device))
     base, total = _exponentiate(call, whole, raw, exps := torch.empty_like(raw))
     return Tile(*whole, slice(0, keys), call.value, raw, exps, base, total, is_whole=True)
 
 
 @lru_cache(maxsize=1)  # that of the layer before
-def _future(queries: int, keys: int, offset: int, dtype: torch.dtype) -> Tensor:
+def _future(queries: int, keys: int, offset: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return what hides the keys after each query where it is added; never write to it."""
     with torch.inference_mode(False):
-        return torch.full((queries, keys), HIDDEN, dtype=dtype).triu_(1 + offset)
+        return torch.full((queries, keys), HIDDEN, dtype=dtype, device=device).triu_(1 + offset)
 
 
 def max_rows(call: AttentionCall) -> int:

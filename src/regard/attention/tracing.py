@@ -1,5 +1,6 @@
 """What may be asked while a graph of a forward is made, by torch.compile, torch.export or torch.jit.trace."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,14 @@ def is_exported() -> bool:
 def is_transformed(tensor: Tensor) -> bool:
     """Return whether a tensor stands for others, inside a transform of `torch.func`: vmap, grad, jvp."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def cached_for(tensor: Tensor, function: Any) -> Callable[..., Tensor]:
+    """Return a function of `lru_cache`; without its cache where what it makes may be of use to this tensor alone.
+
+    That is inside a transform, and for subclasses, such as those of `FakeTensorMode`.
+    """
+    return function if type(tensor) is Tensor and not is_transformed(tensor) else function.__wrapped__  # type: ignore[no-any-return]
 
 
 def break_graph(reason: str) -> None:
