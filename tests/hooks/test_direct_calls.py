@@ -174,3 +174,17 @@ def test_a_copy_that_shares_attributes_computes_with_its_own_weights(model: Any,
         model.register_forward_pre_hook(lambda module, _args: called.append(module))
         replica(**batch)
         assert called == [replica]
+
+
+def test_they_have_what_exports_and_libraries_read_of_a_method(batch: dict[str, Tensor]) -> None:
+    adapters = SharedAdapters(BertModel(BertConfig(**SIZES)).eval(), r=4)
+    adapters.add_adapter("task")
+    model, given = adapters.model, {"input_ids": batch["input_ids"]}
+    forward, method = vars(model)["forward"], MethodType(BertModel.forward, model)
+    assert (forward.__name__, forward.__qualname__) == (method.__name__, method.__qualname__)
+    with adapters.use_only("task"), torch.no_grad():
+        program = torch.export.export(model, (), given, strict=False).module()
+        assert_close(program(**given).last_hidden_state, model(**given).last_hidden_state)
+    with pytest.raises(AttributeError, match="nothing"):
+        forward.nothing  # noqa: B018
+    assert not hasattr(object.__new__(type(forward)), "__name__")

@@ -56,7 +56,10 @@ def _without_wrappers(module: nn.Module, call: Callable[..., Any]) -> Iterator[N
 
 
 class DirectForward:
-    """Such a forward, bound to a module: a method that can be pickled, for it is no attribute of the class."""
+    """Such a forward, bound to a module: a method that can be pickled, for it is no attribute of the class.
+
+    Like a method it has the attributes of its function; torch.export reads the code.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         module_class: Any = type(module)
@@ -67,6 +70,11 @@ class DirectForward:
 
     def __setstate__(self, module: nn.Module) -> None:
         self.__init__(module)  # type: ignore[misc]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__func__":  # of a copy that is not complete
+            raise AttributeError(name)
+        return getattr(self.__func__, name)
 
     @property
     def __signature__(self) -> inspect.Signature:
