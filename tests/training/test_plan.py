@@ -45,6 +45,7 @@ PLAN = TrainingConfig(max_steps=100, batch_size=8, learning_rate=0.5, warmup_ste
         ("trackers", pd.DataFrame({"text": ["a", "b"]}), "trackers: expected names, got DataFrame"),
         ("trackers", Dataset.from_dict({"text": ["a", "b"]}), "trackers: expected names, got Dataset"),
         ("decay", pd.DataFrame({"text": ["a", "b"]}), "decay: expected one of all, matrices, got DataFrame"),
+        ("decay", Path("none"), "decay: expected one of all, matrices, got 'none'"),
         ("warmup_steps", 101, "warmup-steps: expected at most max-steps (100), got 101"),
     ],
 )

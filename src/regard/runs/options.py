@@ -9,7 +9,6 @@ import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any, Literal, get_args, get_origin
 
 from regard.errors import UserError, describe_value
@@ -161,12 +160,10 @@ class Option:
         is_bool = isinstance(value, bool)
         if number is not None and not is_bool and isinstance(value, number):
             value = self.kind(value)
-        if self.kind is str and isinstance(value, os.PathLike):
-            return str(value)
         if self.kind is Any:
             return value
-        if self.kind is str and isinstance(value, PurePath):
-            value = str(value)
+        if self.kind is str and isinstance(value, os.PathLike):
+            value = os.fspath(value)
         if type(value) is not self.kind:
             raise self.error(describe_value(value))
         if number is not None:
