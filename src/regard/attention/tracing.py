@@ -27,7 +27,7 @@ def cached_for(tensor: Tensor, function: Any) -> Callable[..., Tensor]:
 
     That is inside a transform, and for subclasses, such as those of `FakeTensorMode`.
     """
-    return function if type(tensor) is Tensor and not is_transformed(tensor) else function.__wrapped__  # type: ignore[no-any-return]
+    return function if type(tensor) is Tensor and not is_transformed(tensor) else function.__wrapped__
 
 
 def break_graph(reason: str) -> None:
