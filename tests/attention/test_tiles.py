@@ -1,4 +1,6 @@
-"""What is kept from one call of attention for the next is of use to it, wherever it was made."""
+"""Which calls are one tile; what is kept from one for the next is of use to it, wherever it was made."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -70,3 +72,14 @@ def test_no_sample_has_reductions_of_no_rows(batch: int, device: str) -> None:
     assert output is not None
     assert output.shape == (0, 2, 4, 8)
     assert found["distance"].shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("heads, is_left_out", [(2, False), (64, True)])
+@pytest.mark.parametrize("hidden", ["padding", "room"])
+def test_keys_that_no_query_sees_are_computed_in_small_calls_alone(heads: int, is_left_out: bool, hidden: str) -> None:
+    query, key = torch.randn(1, heads, 16, 4), torch.randn(1, heads, 128, 4)
+    call = AttentionCall(query=query, key=key, value=key, scale=0.5, causal=hidden == "room")
+    assert call.query[..., 0].nbytes * 128 <= tiles.BYTES["cpu"]
+    if hidden == "padding":
+        call = replace(call, key_mask=(torch.arange(128) < 16)[None])
+    assert {tile.keys.stop for tile in tiles.tiles(call)} == {16 if is_left_out else 128}

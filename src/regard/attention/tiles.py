@@ -26,6 +26,8 @@ ROWS = {"cpu": 128, "cuda": 1024}
 """Most queries in a tile. A GPU takes longer to launch an operation than to compute a tile of a cache's size."""
 BYTES = {"cpu": 2 << 20, "cuda": 64 << 20}
 """The size of a tile."""
+MASKED_SHARE = 8
+"""The one tile of a small matrix has at most `BYTES`; 1/8 of that where it may have keys that no query sees."""
 READS_PER_COPY = 8
 """How often keys must be read to repay a copy of them."""
 
@@ -97,10 +99,15 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
 
 
 def _is_one_tile(call: AttentionCall, num_rows: int) -> bool:
-    """Return whether all rows are one tile, of a CPU: what it costs to begin operations counts more than padding."""
-    size = call.query.element_size() * call.query.shape[:3].numel() * call.key.shape[2]
-    is_small = call.query.device.type == "cpu" and num_rows == call.query.shape[2] and size <= BYTES["cpu"]
-    return is_small or size == 0
+    """Return whether all rows are one tile, of a CPU, where it costs more to begin operations than to mask a few keys.
+
+    Those are padding, or room in a cache behind the last query. Other tiles leave out most of them.
+    """
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    size = call.query.element_size() * call.query.shape[:3].numel() * keys
+    has_masked = call.key_mask is not None or (call.causal and call.offset + queries < keys)
+    limit = BYTES["cpu"] // MASKED_SHARE if has_masked else BYTES["cpu"]
+    return size == 0 or (call.query.device.type == "cpu" and num_rows == queries and size <= limit)
 
 
 def _whole_tile(call: AttentionCall) -> Tile:
