@@ -117,8 +117,10 @@ def _whole_tile(call: AttentionCall) -> Tile:
     raw = call.query.new_empty(batch, heads, queries, keys)
     _multiply(call.query.unflatten(1, (groups, -1)), call.key, call.scale * LOG2_E, raw)
     _cap_and_bias(call, raw, *whole)
-    if call.keep is not None or call.key_mask is not None:
-        raw.masked_fill_(~visible_mask(call), HIDDEN)
+    if call.key_mask is not None and call.keep is None and not call.causal:
+        _hide(raw, call.key_mask[:, None, None])
+    elif call.keep is not None or call.key_mask is not None:
+        _hide(raw, visible_mask(call))
     elif call.causal:
         raw.add_(cached_for(raw, _future)(queries, keys, call.offset, raw.dtype, raw.device))
     base, total = _exponentiate(call, whole, raw, exps := torch.empty_like(raw))
@@ -198,7 +200,7 @@ class _Masks:
         call, end = self.call, raw.shape[-1]
         _cap_and_bias(call, raw, sample, head, row)
         if call.keep is not None:
-            raw.masked_fill_(~_part(call.keep, sample, head, row, end), HIDDEN)
+            _hide(raw, _part(call.keep, sample, head, row, end))
         if any(self.has_gaps[sample]) or len(set(self.num_keys[sample])) > 1:
             raw.add_(self.padding[sample, ..., :end])
         if call.causal:
@@ -223,6 +225,11 @@ def _cap_and_bias(call: AttentionCall, raw: Tensor, sample: slice, head: slice, 
         raw.div_(cap).tanh_().mul_(cap)
     if call.bias is not None:
         raw.add_(_part(call.bias, sample, head, row, raw.shape[-1]).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
+
+
+def _hide(raw: Tensor, keep: Tensor) -> None:
+    """Hide all other pairs, by a sum: on a CPU `masked_fill_` takes five times as long."""
+    raw.add_(torch.where(keep, 0.0, HIDDEN))
 
 
 def _part(mask: Tensor, sample: slice, head: slice, row: slice, end: int) -> Tensor:
