@@ -361,3 +361,13 @@ def test_equal_differences_have_no_interval() -> None:
     assert seed_difference(ours, ours) == (0, 0, 2)
     assert seed_difference({1: 75.0, 2: 75.0}, {3: 75.0, 4: 75.0}) == (0, 0, 0)
     assert difference_interval([1.0, 3.0]) == t_interval([1.0, 3.0])
+
+
+def test_what_rounding_left_of_equal_scores_is_no_difference() -> None:
+    """Thirds of a hundred differ by 7e-15 in both seeds, and were said to differ beyond their interval of no width."""
+    left = 100 / 3 - (100 - 200 / 3)
+    assert left != 0
+    ours, theirs = {1: 100 / 3, 2: 100 / 3}, {1: 100 / 3 - left, 2: 100 / 3 - left}
+    assert difference_interval([left, left]).overlaps is True
+    assert seed_difference(ours, theirs) == (0, 0, 2)
+    assert seed_difference(ours, {seed + 2: value for seed, value in theirs.items()}) == (0, 0, 0)

@@ -65,14 +65,13 @@ def difference_interval(differences: Sequence[float] | Floats) -> Interval:
     """Return `t_interval` of paired differences, without an interval if all are equal and not 0.
 
     Scores of few rows take few values, so that two or three seeds often differ by the same number of rows. Then s is 0,
-    and an interval of no width would exclude 0 whatever the number of seeds.
+    and an interval of no width would exclude 0 whatever the number of seeds. What rounding left of equal scores is 0.
     """
     found = t_interval(differences)
-    return replace(found, ci_low=math.nan, ci_high=math.nan) if found.std == 0 and abs(found.mean) > ROUNDING else found
-
-
-def _are_equal(one: float, other: float) -> bool:
-    return abs(one - other) <= max(ROUNDING * max(abs(one), abs(other)), TINY)
+    if found.std != 0:
+        return found
+    mean, bound = (0.0, 0.0) if abs(found.mean) <= ROUNDING else (found.mean, math.nan)
+    return replace(found, mean=mean, ci_low=bound, ci_high=bound)
 
 
 def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:
@@ -188,13 +187,13 @@ def seed_difference(values: Mapping[Any, float], reference: Mapping[Any, float])
         paired = difference_interval([values[seed] - reference[seed] for seed in common])
         return SeedDifference(paired.mean, paired.ci_high - paired.mean, paired.n)
     ours, theirs = (t_interval(list(by_seed.values())) for by_seed in (values, reference))
-    half_width = math.nan
+    value, half_width = ours.mean - theirs.mean, math.nan
     if min(ours.n, theirs.n) > 1:
         variances = [(one.std / math.sqrt(one.n)) ** 2 for one in (ours, theirs)]
         half_width = _joint_half_width(variances, [ours.n - 1, theirs.n - 1])
-        if half_width == 0 and not _are_equal(ours.mean, theirs.mean):
-            half_width = math.nan
-    return SeedDifference(ours.mean - theirs.mean, half_width, 0)
+        if half_width == 0:
+            value, half_width = (0.0, 0.0) if abs(value) <= ROUNDING else (value, math.nan)
+    return SeedDifference(value, half_width, 0)
 
 
 def t_test(differences: Sequence[float] | Floats) -> float | None:
