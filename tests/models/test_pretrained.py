@@ -450,6 +450,8 @@ def test_a_path_is_a_name(saved: Saved) -> None:
     text = folder.parent / "text.txt"
     assert regard.ConvertConfig.from_dict({"text": text}).text == (str(text),)
     assert regard.PretrainConfig.from_dict({"data": text}).data == (str(text),)
+    with pytest.raises(UserError, match=r"^missing-values: expected one of .*, got 'none'$"):
+        regard.LearnConfig.from_dict({"missing_values": Path("none")})
     rows = folder.parent / "rows.jsonl"
     lines = [json.dumps({"task": "t", "text": f"w{i} w{i + 1}", "label": f"w{i % 2}"}) for i in range(12)]
     rows.write_text("\n".join(lines))

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import numbers
 import operator
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -144,7 +143,7 @@ class Option:
             return self._validate_element(value)
         if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:
             value = [part.strip() for part in value.split(",")]
-        elif isinstance(value, str | os.PathLike) or not isinstance(value, Iterable):
+        elif isinstance(value, str) or not isinstance(value, Iterable):
             value = (value,)
         elif self.kind is str and _is_table(value):
             raise self.error(type(value).__name__)
