@@ -704,12 +704,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         assert message_of(tmp_path / name).startswith(f"stream: {said}")
     (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "dataset_info.json").write_text("{}")
+    for name in ("dataset_info.json", "state.json"):
+        assert "save_to_disk" not in message_of(tmp_path / "saved")
+        (tmp_path / "saved" / name).write_text("{}")
     assert message_of(tmp_path / "saved").endswith("write each split to a table: rows.to_parquet(…)")
     for name, mark in (("semicolons.csv", "semicolons"), ("tabs.csv", "tabs"), ("commas.tsv", "commas")):
         told = f"; fields of .csv are separated by commas, of .tsv by tabs, not by {mark}"
         assert message_of(tmp_path / name).endswith(told)
     assert message_of(tmp_path / "in-texts.csv").endswith("not by semicolons")
+    for name, text in (("one.csv", '"read, then rated"\na\n'), ("one.jsonl", '{"read; rated | told": "a"}\n')):
+        (tmp_path / name).write_text(text)
+        assert "separated" not in message_of(tmp_path / name)
     (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
     assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
     (tmp_path / "empty.jsonl").write_text("")

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 _SEPARATORS = {"\t": "tabs", ";": "semicolons", "|": "bars", ",": "commas"}
+_OWN = {".csv": ",", ".tsv": "\t"}
 
 
-def separator_hint(names: Sequence[Any]) -> str:
+def separator_hint(names: Sequence[Any], suffix: str) -> str:
     """Say how fields are separated where the only column's name has what separates those of other tables."""
-    found = [name for mark, name in _SEPARATORS.items() if len(names) == 1 and mark in str(names[0])]
+    others = {mark: name for mark, name in _SEPARATORS.items() if suffix in _OWN and mark != _OWN[suffix]}
+    found = [name for mark, name in others.items() if len(names) == 1 and mark in str(names[0])]
     return f"; fields of .csv are separated by commas, of .tsv by tabs, not by {found[0]}" if found else ""

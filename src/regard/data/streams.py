@@ -26,6 +26,9 @@ from regard.errors import UserError, check_choice, check_int
 MissingTasks = Literal["refuse", "skip"]
 STDLIB = "stdlib-split"
 
+_SAVED_TO_DISK = (("dataset_dict.json",), ("dataset_info.json", "state.json"))
+"""What a folder of Dataset.save_to_disk has: that of several splits, and that of one."""
+
 
 def read_stream(
     name_or_path: str | Path,
@@ -250,7 +253,7 @@ def _read_user(
         raise UserError(f"data: expected no folder of published files with tasks of your own ({name}), got {folder}")
     if task_type is not None:
         check_choice("task-type", task_type, get_args(TaskType))
-    if any((path / name).is_file() for name in ("dataset_dict.json", "dataset_info.json", "state.json")):
+    if any(all((path / name).is_file() for name in names) for names in _SAVED_TO_DISK):
         way = "write each split to a table: rows.to_parquet(…)"
         raise UserError(f"stream: expected a table or a folder of tables, {path} is of Dataset.save_to_disk; {way}")
     tasks = read_user_tasks(path, seed, task_type, missing_values)

@@ -185,7 +185,7 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
         if name not in names:
             columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
             hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
-            hint = separator_hint(names) or hint
+            hint = separator_hint(names, find_table_suffix(location.rpartition(", ")[0])) or hint
             if {"messages", "conversations", "conversation"}.intersection(names):
                 hint = "; write conversations as text first, by tokenizer.apply_chat_template(…, tokenize=False)"
             raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
@@ -261,8 +261,9 @@ def _name_fields(
             check_columns_once(header, path, option)
         elif fields:
             if len(fields) != len(header):
-                has_quotes = find_table_suffix(path.name) == ".tsv" and any(field.startswith('"') for field in fields)
-                hint = "; .tsv is read without quotes" if has_quotes else separator_hint(header)
+                suffix = find_table_suffix(path.name)
+                has_quotes = suffix == ".tsv" and any(field.startswith('"') for field in fields)
+                hint = "; .tsv is read without quotes" if has_quotes else separator_hint(header, suffix)
                 expected = f"{len(header)} columns in {path}, line {number}"
                 raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
             yield number, dict(zip(header, fields, strict=True))
