@@ -121,9 +121,7 @@ def describe_differences(comparison: Comparison) -> str:
     """Describe how the intervals were computed."""
     differences = [item for metric in comparison.metrics for _, item in comparison.differences(metric)]
     paired = {item.pairs > 0 for item in differences if item.has_interval}
-    if not paired and any(
-        item.pairs > 1 for metric in comparison.metrics for _, item in comparison.differences(metric)
-    ):
+    if not paired and any(item.pairs > 1 for item in differences):
         return "The differences of all seeds are equal, so they have no intervals, and say little about chance."
     if not paired:
         return "One seed in common or none: differences without intervals, which say nothing about chance."
