@@ -416,6 +416,11 @@ def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, 
     assert not (tmp_path / "out").exists()
 
 
+def test_a_path_that_is_varied_is_named_as_a_text_is(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\(of data=rows.txt\)$"):
+        sweep("pretrain", {"data": [Path("rows.txt")]}, out=tmp_path / "out", config={"max_steps": -1}, num_seeds=1)
+
+
 def test_the_settings_of_a_run_of_learning_leave_what_its_scale_gives_to_another_scale(tmp_path: Path) -> None:
     command = COMMANDS["learn"]()
     whole = command.complete({"stream": "ag-split", "num_epochs": 2, "seed": 3})

@@ -233,8 +233,10 @@ def _complete(
         of_trial = fields(varied) if callable(fields) else {**fields, **varied}
         complete: dict[str, Any] = json.loads(json.dumps(command.complete({**of_trial, "seed": seed})))
     except UserError as error:
-        shown = ((name, value if isinstance(value, str) else describe_value(value)) for name, value in varied.items())
-        values = " ".join(f"{name}={value}" for name, value in shown)
+        values = " ".join(
+            f"{name}={value if isinstance(value, str | Path) else describe_value(value)}"
+            for name, value in varied.items()
+        )
         raise UserError(f"{error} (of {values})") from error
     return complete
 
