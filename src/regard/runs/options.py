@@ -6,6 +6,7 @@ import dataclasses
 import math
 import numbers
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
