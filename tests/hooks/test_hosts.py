@@ -117,6 +117,18 @@ def test_an_unknown_option_that_may_change_the_weights_is_refused() -> None:
         attention_function(nn.Identity(), query, query, query, None, block_indices=torch.zeros(1))
 
 
+def test_what_tokenizers_add_to_a_text_is_no_option_of_attention() -> None:
+    """A Llama takes whatever a tokenizer returns, and hands it to its attention."""
+    model, given = model_of("Llama", "ForCausalLM"), ids()
+    marks = ("token_type_ids", "mm_token_type_ids", "special_tokens_mask", "assistant_masks")
+    with torch.no_grad():
+        expected = model(given).logits
+        with watching(model, "row_sum") as watch:
+            output = model(given, **{name: torch.ones_like(given) for name in marks}).logits
+    torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+    assert watch.samples == len(given)
+
+
 def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     """Only a mask that lets each token see itself alone leaves the word to the module, padding aside.
 

@@ -58,9 +58,9 @@ _LACKS_SDPA: dict[type, bool] = {}
 OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "sinks", "softcap")
 """Options of a host that say what its attention computes."""
 IGNORED = (
-    "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "decoder_input_ids", "deterministic",
-    "input_features", "input_ids", "labels",
-    "max_length_k", "max_length_q", "num_items_in_batch", "position_ids", "seq_idx",
+    "assistant_masks", "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "decoder_input_ids",
+    "deterministic", "input_features", "input_ids", "labels", "max_length_k", "max_length_q", "mm_token_type_ids",
+    "num_items_in_batch", "position_ids", "seq_idx", "special_tokens_mask", "token_type_ids",
 )  # fmt: skip
 """Options that do not: the mask says it already, or they are meant for other parts of the model."""
 
