@@ -92,3 +92,14 @@ def test_a_text_names_several_with_commas_between(tmp_path: Path) -> None:
     assert len(read_stream(tmp_path / "a, b.jsonl")) == 2
     with pytest.raises(UserError, match=r"^stream: expected one of .*; got 'c'$"):
         read_stream(f"{paths[0]},c")
+
+
+def test_a_folder_of_published_files_is_refused_where_no_part_takes_one(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        rows = [{"task": name, "text": f"{name} {number}", "label": number % 2} for number in range(40)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UserError, match="data: expected no folder of published files with tasks of your own"):
+        read_stream(f"{tmp_path / 'a.jsonl'},{tmp_path / 'b.jsonl'}", tmp_path)
+    assert len(read_stream(f"stdlib-split,{tmp_path / 'b.jsonl'}").tasks) > 1
+    with pytest.raises(UserError, match="data: expected no folder of published files with tasks of your own"):
+        read_stream(f"stdlib-split,{tmp_path / 'b.jsonl'}", tmp_path)

@@ -86,7 +86,9 @@ def read_stream(
             metric=metric,
         )
         orders = [order if is_of_all or part == parts[0] else "paper" for part in parts]
-        folders = [folder if part in STREAMS and part != STDLIB else None for part in parts]
+        published = [part in STREAMS and part != STDLIB for part in parts]
+        takes_folder = published if any(published) else [part != STDLIB for part in parts]  # which refuse it
+        folders = [folder if takes else None for takes in takes_folder]
         one_each = zip(parts, folders, orders, strict=True)
         return join_streams([read(part, part_folder, order=own) for part, part_folder, own in one_each])
     check_seed(seed)

@@ -283,7 +283,7 @@ class LearnConfig(Config):
 
         sampled = ("samples_per_class", "max_eval_samples", "order", "seed", "protocol")
         names = (*sampled, "missing_tasks", "missing_values", "instructions")
-        is_published = any(part in STREAMS for part in self.parts)
+        is_published = any(part in STREAMS and part != STDLIB for part in self.parts)
         return read_stream(
             self.stream,
             None if self.parts == (STDLIB,) else self.data or (folder if is_published else None),
