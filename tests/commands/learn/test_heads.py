@@ -70,6 +70,7 @@ def test_texts_have_no_head_of_classes() -> None:
     assert chosen("sapt", small_text_tasks.stream(1), small_text_tasks.loaded()) == "method"
 
 
+@pytest.mark.minilm
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "names, head",
@@ -96,6 +97,7 @@ def test_classes_that_are_no_words_keep_their_linear_head(names: tuple[str, ...]
     assert chosen("sapt", replace(stream(), tasks=(task,), order=(0,)), minilm()) == head
 
 
+@pytest.mark.minilm
 @pytest.mark.parametrize(
     "names, told",
     [
@@ -139,6 +141,7 @@ def test_a_run_says_that_it_reads_labels_and_that_it_was_not_asked_to() -> None:
     assert "with the words of the labels" not in asked.page()
 
 
+@pytest.mark.minilm
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("labels, count", [(("red", "blue"), 0), (("class_0", "class_1"), 1)])
