@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -133,26 +133,24 @@ class ForwardContext:
     def _encoder_positions(self) -> Int[Tensor, "batch key"] | None:
         return _find_positions(self.encoder_mask)
 
-    def place(self, call: AttentionCall, dropped: int) -> AttentionCall:
-        """Return a call of self-attention with which queries are tokens, and where its tokens stand.
+    def places(self, call: AttentionCall, kind: str, dropped: int) -> dict[str, Any]:
+        """Return the fields of a call that say where its tokens stand; of cross-attention, where its keys do.
 
-        Before its keys a cache has dropped some; `starts` are negative then.
+        Before the keys of self-attention a cache has dropped some; `starts` are negative then.
         """
-        starts, queries = self.token_starts, call.query.shape[2]
+        keys = call.key.shape[2]
+        if kind == "cross":
+            positions = self._encoder_positions
+            at_keys = None if positions is None else _fit(positions, keys)
+            return {"starts": self.encoder_starts, "key_positions": at_keys}
+        starts, positions = self.token_starts, self._token_positions
         if dropped:
             starts = tuple(start - dropped for start in starts or (0,) * len(call.query))
-        told: dict[str, Any] = {"query_mask": self.query_mask(queries), "starts": starts}
-        told["offset"] = self.offset - dropped
-        if (positions := self._token_positions) is not None:
-            told["query_positions"] = positions[:, self.offset : self.offset + queries]
-            told["key_positions"] = _fit(positions[:, dropped:], call.key.shape[2])
-        return replace(call, **told)
-
-    def place_across(self, call: AttentionCall) -> AttentionCall:
-        """Return a call of cross-attention with which queries are tokens, and where its keys stand."""
-        positions, queries = self._encoder_positions, call.query.shape[2]
-        at_keys = None if positions is None else _fit(positions, call.key.shape[2])
-        return replace(call, query_mask=self.query_mask(queries), starts=self.encoder_starts, key_positions=at_keys)
+        fields: dict[str, Any] = {"starts": starts, "offset": self.offset - dropped}
+        if positions is not None:
+            fields["query_positions"] = positions[:, self.offset : self.offset + call.query.shape[2]]
+            fields["key_positions"] = _fit(positions[:, dropped:], keys)
+        return fields
 
     def check_seen(self, call: AttentionCall, kind: str, first_key: int, name: str, *, is_first: bool) -> None:
         """Raise a UserError if a token attends to padding, or to hidden keys alone, of which a host reads the mean.

@@ -289,7 +289,7 @@ class Watch(Observer, Readings):
                 f"where {queries} attend; leave out padding, one sequence per batch"
             )
         dropped, keys = sequences.find_keys(kind, call)
-        call = forward.place_across(call) if kind == "cross" else forward.place(call, dropped)
+        call = replace(call, query_mask=query_mask, **forward.places(call, kind, dropped))
         forward.check_seen(call, kind, dropped, sequences.name, is_first=is_first)
         is_whole = kind == "self" and not dropped and keys == call.key.shape[2]
         self._is_kept = is_whole and self._can_keep(forward, position, call)

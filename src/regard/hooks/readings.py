@@ -39,8 +39,8 @@ class Readings(Display):
     @property
     def samples(self) -> int:
         """The number of samples that are finished; rows of padding alone are none."""
-        by_rank = {(stack in self._decoders, stack): count for stack, count in self._counted.items()}
-        return int(by_rank[max(by_rank)]) if by_rank else 0
+        last = max(self._counted, key=lambda stack: (stack in self._decoders, stack), default=None)
+        return 0 if last is None else int(self._counted[last])
 
     def _count(self, stack: int, length: Tensor, *, is_decoder: bool) -> None:
         """Count the samples of these lengths in a stack, without waiting for their device."""
