@@ -182,7 +182,8 @@ class _Masks:
     def __init__(self, call: AttentionCall, num_rows: int) -> None:
         self.call = call
         if call.causal:
-            self.future = call.query.new_full((num_rows, num_rows), HIDDEN).triu_(1)
+            options = call.query.dtype, call.query.device
+            self.future = cached_for(call.query, _future)(num_rows, num_rows, 0, *options)
         batch, keys = call.key.shape[0], call.key.shape[2]
         self.num_keys = [keys] * batch
         """Keys of each sample up to its last real one, at least one."""
