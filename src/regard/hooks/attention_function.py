@@ -1,8 +1,7 @@
 """The attention function that Transformers calls: reads the host into an `AttentionCall` that observers see."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
@@ -213,14 +212,9 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
         return _show(module, call, present, output)
 
 
-@contextmanager
-def _naming_transforms(module: nn.Module, call: AttentionCall, action: str) -> Iterator[None]:
-    """Raise a UserError inside a transform of `torch.func` that does not know what is computed."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or not is_transformed(call.query):
-            raise
+def _check_transform(error: RuntimeError, module: nn.Module, call: AttentionCall, action: str) -> None:
+    """Raise a UserError for an error of a transform of `torch.func` that does not know what is computed."""
+    if not isinstance(error, torch.OutOfMemoryError) and is_transformed(call.query):
         raise UserError(
             f"cannot {action} {type(module).__name__} inside this transform of torch.func: expected a forward of plain "
             "tensors, with a batch in the place of vmap, and backward() in that of grad"
@@ -228,8 +222,11 @@ def _naming_transforms(module: nn.Module, call: AttentionCall, action: str) -> I
 
 
 def _attend(module: nn.Module, call: AttentionCall) -> Tensor:
-    with _naming_transforms(module, call, "compute the attention of"):
+    try:
         return attend(call, ReductionRequest())[0]
+    except RuntimeError as error:
+        _check_transform(error, module, call, "compute the attention of")
+        raise
 
 
 def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None = None) -> Tensor:
@@ -238,8 +235,11 @@ def _show(module: nn.Module, call: AttentionCall, present: Sequence[Present], ou
     Raises:
         UserError: It is inside a transform of `torch.func` that does not know what is computed for them.
     """
-    with _naming_transforms(module, call, "observe"):
+    try:
         return _show_plain(module, call, present, output)
+    except RuntimeError as error:
+        _check_transform(error, module, call, "observe")
+        raise
 
 
 def _show_plain(module: nn.Module, call: AttentionCall, present: Sequence[Present], output: Tensor | None) -> Tensor:
