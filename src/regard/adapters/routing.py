@@ -330,8 +330,8 @@ class Routing:
             break_graph(WHOLE_GRAPH)
             has_several = self.num_adapters > 1  # one has weight 1 in all rows
             packed = are_packed(inputs) if has_several else None
-            outer = {name: self._calls[0].inputs.get(name) for name in ("labels", KEPT)}
-            inputs = {**inputs, **outer, **({"labels": self.labels} if outer["labels"] is None else {})}
+            labels, kept = (self._calls[0].inputs.get(name) for name in ("labels", KEPT))
+            inputs = {**inputs, "labels": self.labels if labels is None else labels, KEPT: kept}
             self._check_prompt(inputs)
             if has_several and inputs.get("cu_seq_lens_q") is not None:
                 refuse_packed(packed)
