@@ -18,14 +18,13 @@ from torch import Tensor
 from regard.data.blocks import BLOCKS, BlockPacker, BlocksMetadata, TokenBlocks, check_num_blocks, is_packed, pack
 from regard.data.repeats import repeated_shares
 from regard.data.texts import Document, Source, identify_source, read_source
-from regard.data.tokenizers import tokenizer_hash, warn_of_unknown
+from regard.data.tokenizers import LOOKED_AT, tokenizer_hash, warn_of_unknown
 from regard.errors import UserError, check_int
 
 TRAIN, VALID = "train", "valid"
 OWN = "own"  # how `Domain.split` calls validation text of another place
 _PURPOSES = {TRAIN: "train", VALID: "validate"}
 FEW_DOCUMENTS = 200
-_LOOKED_AT = 256  # blocks of a domain that are looked at for tokens that the tokenizer does not know
 READING = 2  # how text is read of files: tokens of another way are not used again
 OnProgress = Callable[[str, int], None]  # called with the name of a domain and its number of packed tokens
 
@@ -116,7 +115,7 @@ def prepare_corpus(
         domains.append(replace(domain, weight=domain.weight / total, train=_select_fraction(domain.train, fraction)))
     train, valid = [domain.train for domain in domains], [domain.valid for domain in domains]
     looked_at = {
-        domain.name: domain.train.evenly_spaced(min(_LOOKED_AT, len(domain.train))).tolist() for domain in domains
+        domain.name: domain.train.evenly_spaced(min(LOOKED_AT, len(domain.train))).tolist() for domain in domains
     }
     warn_of_unknown(looked_at, tokenizer)
     shares = repeated_shares(train, valid, Path(folder))

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -72,7 +72,6 @@ def read_stream(
             free, and "exact-match-unicode" if they are labels.
     """
     if len(parts := split_parts(str(name_or_path))) > 1:
-        is_of_all = order in ("paper", "random")
         read = partial(
             read_stream,
             samples_per_class=samples_per_class,
@@ -85,12 +84,8 @@ def read_stream(
             instructions=instructions,
             metric=metric,
         )
-        orders = [order if is_of_all or part == parts[0] else "paper" for part in parts]
-        published = [part in STREAMS and part != STDLIB for part in parts]
-        takes_folder = published if any(published) else [part != STDLIB for part in parts]  # which refuse it
-        folders = [folder if takes else None for takes in takes_folder]
-        one_each = zip(parts, folders, orders, strict=True)
-        return join_streams([read(part, part_folder, order=own) for part, part_folder, own in one_each])
+        one_each = _share_out(parts, folder, order)
+        return join_streams([read(part, own_folder, order=own_order) for part, own_folder, own_order in one_each])
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
         if count is not None:
@@ -155,6 +150,20 @@ def split_parts(names: str) -> tuple[str, ...]:
     if "," not in names or Path(names).exists():
         return (names,)
     return tuple(part.strip() for part in names.split(","))
+
+
+def _share_out(
+    parts: Sequence[str], folder: str | Path | None, order: str | Sequence[int]
+) -> Iterator[tuple[str, str | Path | None, str | Sequence[int]]]:
+    """Yield each of several streams with its folder and order.
+
+    A folder is that of all published ones; where there is none, tasks of one's own are given it, and refuse it.
+    """
+    published = {part for part in parts if part in STREAMS and part != STDLIB}
+    for part in parts:
+        takes_folder = part in published if published else part != STDLIB
+        is_shared = order in ("paper", "random") or part == parts[0]
+        yield part, folder if takes_folder else None, order if is_shared else "paper"
 
 
 def assemble_stream(

@@ -150,8 +150,8 @@ def warn_of_written(texts: Iterable[str], tokenizer: Any) -> None:
 
 MANY_UNKNOWN = 0.1
 """Share of the unknown token from which it is told: in texts that the tokenizer was made for it is seldom."""
-_LOOKED_AT, _NAMED = 256, 3
-"""Texts of each name that are looked at for it, and names that are told, at most."""
+LOOKED_AT, _NAMED = 256, 3
+"""Texts or blocks of each name that are looked at for it, and names that are told, at most."""
 
 
 def warn_of_unknown(rows: Mapping[str, Iterable[Sequence[int]]], tokenizer: Any) -> None:
@@ -176,7 +176,7 @@ def warn_of_unknown(rows: Mapping[str, Iterable[Sequence[int]]], tokenizer: Any)
 
 def warn_of_unknown_in(texts: Mapping[str, Sequence[str]], tokenizer: Any) -> None:
     """Warn of texts, by name, that the tokenizer does not know, from some of each name."""
-    some = {name: all_of_it[:: -(-len(all_of_it) // _LOOKED_AT) or 1] for name, all_of_it in texts.items()}
+    some = {name: all_of_it[:: -(-len(all_of_it) // LOOKED_AT) or 1] for name, all_of_it in texts.items()}
     warn_of_unknown({name: [tokenize_text(text, tokenizer) for text in one] for name, one in some.items()}, tokenizer)
 
 
