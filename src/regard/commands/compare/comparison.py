@@ -126,16 +126,16 @@ def compare_figures(runs: Mapping[str, Any]) -> pd.DataFrame:
             values_of_both = ({}, {}) if is_place else (values[name], values[first])
             value, margin = seed_difference(*values_of_both)[:2]
             largest = max(abs(row[name]), abs(row[first]))
-            row[column] = 0.0 if abs(value) <= ROUNDING * largest else _rounded_off(value)
+            row[column] = _rounded_off(value, largest)
             row[f"± {name}" if len(others) > 1 else "±"] = margin
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.drop(columns=[name for name in table if str(name)[0] == "±" and table[name].isna().all()])
 
 
-def _rounded_off(value: float) -> float:
-    """Return 0 for what rounding left of equal scores, as −4e-15 points of forgetting."""
-    return 0.0 if abs(value) <= TINY else value
+def _rounded_off(value: float, largest: float = 0.0) -> float:
+    """Return 0 for what rounding left of equal scores, as −4e-15 points of forgetting, or of sums of so `largest`."""
+    return 0.0 if abs(value) <= max(TINY, ROUNDING * largest) else value
 
 
 def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, float]]]:
