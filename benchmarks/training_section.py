@@ -45,7 +45,7 @@ Forward, backward, clipping and AdamW of 2048 tokens: Regard's decoder in its lo
 nanoGPT and `LlamaForCausalLM` in a plain loop; the latter under the Trainer. Each at the best of float32 and bfloat16,
 compiled or not. Speed is in tokens per second; ratios are of times, above 1 where a peer is slower.
 
-{peers}
+{best}
 
 Aim: no peer below 1. {verdict}
 """
@@ -114,25 +114,46 @@ def operators(rows: list[Row]) -> str:
 
 
 def steps(rows: list[Row]) -> str:
-    """Return the section on training steps: peers, and what else was measured."""
-    peers, settings, attentions = (
-        [row for row in rows if row["case"]["part"] == part] for part in ("peers", "settings", "attentions")
-    )
-    names = STEP_PEERS
+    """Return the section on training steps: each contestant at its best, in each setting, and with other attentions."""
+    settings, attentions = ([row for row in rows if row["case"]["part"] == part] for part in ("settings", "attentions"))
+    best = [
+        _at_their_best([row for row in settings if (row["case"]["size"], row["case"]["length"]) == case])
+        for case in dict.fromkeys((row["case"]["size"], row["case"]["length"]) for row in settings)
+    ]
 
     def cells(row: Row) -> list[str]:
-        case = row["case"]
-        speeds = (f"{2048 / row['figures'][name]['seconds']:.0f} ({case[name]})" for name in ("regard", *names))
-        return [case["size"], case["length"], *speeds, *ratio_cells(row, *names)]
+        speeds = (
+            f"{2048 / row['figures'][name]['seconds']:.0f} ({row['settings'][name]})"
+            for name in ("regard", *STEP_PEERS)
+        )
+        return [*case_cells(row), *speeds, *ratio_cells(row, *STEP_PEERS)]
 
-    text = STEPS.format(
-        peers=markdown_table(
-            ("size", "tokens", "Regard", *names, *(f"{name} ÷ Regard" for name in names)), map(cells, peers)
-        ),
-        verdict=format_verdict(peers, {"time": lambda row: min(ratio(row, name) for name in names) >= 1}),
-    )
-    text += _setting_steps(settings) if settings else ""
+    head = ("size", "tokens", "Regard", *STEP_PEERS, *(f"{name} ÷ Regard" for name in STEP_PEERS))
+    text = STEPS.format(best=markdown_table(head, map(cells, best)), verdict=_no_peer_is_faster(best))
+    text += _setting_steps(settings)
     return text + (_attention_steps(attentions) if attentions else "")
+
+
+def _at_their_best(rows: list[Row]) -> Row:
+    """Return one row of a size and length, with each contestant in the setting in which it is fastest."""
+    case = {name: rows[0]["case"][name] for name in ("size", "length")}
+    best = {name: min(rows, key=lambda row: row["figures"][name]["seconds"]) for name in ("regard", *STEP_PEERS)}
+    seconds = {name: row["figures"][name]["seconds"] for name, row in best.items()}
+    return {
+        "case": case,
+        "settings": {name: _describe_setting(row) for name, row in best.items()},
+        "figures": {
+            name: {"seconds": value, "time_ratio": value / seconds["regard"]} for name, value in seconds.items()
+        },
+    }
+
+
+def _describe_setting(row: Row) -> str:
+    return row["case"]["precision"] + (" compiled" if row["case"]["compiled"] else "")
+
+
+def _no_peer_is_faster(rows: list[Row]) -> str:
+    return format_verdict(rows, {"time": lambda row: min(ratio(row, name) for name in STEP_PEERS) >= 1})
 
 
 def settings_table(rows: list[Row]) -> ResultTable:
@@ -153,8 +174,7 @@ def settings_table(rows: list[Row]) -> ResultTable:
 
 def _setting_steps(rows: list[Row]) -> str:
     """Return the part on steps in each precision, compiled and not."""
-    verdict = format_verdict(rows, {"time": lambda row: min(ratio(row, name) for name in STEP_PEERS) >= 1})
-    return SETTING_STEPS.format(settings=settings_table(rows).to_markdown(), verdict=verdict)
+    return SETTING_STEPS.format(settings=settings_table(rows).to_markdown(), verdict=_no_peer_is_faster(rows))
 
 
 def _attention_steps(rows: list[Row]) -> str:

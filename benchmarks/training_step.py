@@ -3,17 +3,17 @@
 Peers of the same shape: a minimal module in the manner of nanoGPT, written here (minimal), and `LlamaForCausalLM` in a
 plain loop (llama), each with clipping and fused AdamW, and the latter under the `Trainer` (trainer). Parts:
 
-* peers: each at its best of float32 and bfloat16 (autocast), compiled or not; a first round finds that;
-* settings: each in each of these four settings, so that there is a row a size, length, precision and compilation;
+* settings: each in float32 and bfloat16 (autocast), compiled and not: a row a size, length, precision and compilation;
 * attentions: Regard's other attentions against its softmax, each also with its matrix written out (materialised).
 
 2048 tokens a step, whatever the length of their sequences: memory that is linear in that length stays the same.
 
-A round is a few steps of each contestant in turn, the first of which is not counted.
+A round is a few steps of each contestant in turn, the first of which is not counted. Before each row the compiler
+forgets what it compiled, so that nothing is compiled for several lengths, as nothing is in a run.
 
     python -m benchmarks.training_step [--quick] [--sizes 1M,10M] [--lengths 256,1024,2048]
-                                       [--parts peers,settings,attentions] [--settings "float32,bfloat16 compiled"]
-                                       [--threads N] [--out FILE]     40 minutes on one core without the settings
+                                       [--parts settings,attentions] [--settings "float32,bfloat16 compiled"]
+                                       [--threads N] [--out FILE]     40 minutes on one core without the attentions
 """
 
 from __future__ import annotations
@@ -58,23 +58,6 @@ def _figures(times: list[float], memory: float | None = None) -> Figures:
     return Figures(
         seconds=statistics.median(times), fastest=min(times), slowest=max(times), runs=len(times), memory=memory
     )
-
-
-def peers(
-    size: Size, length: int, *, settings: list[Setting], rounds: int, steps: int
-) -> tuple[dict[str, str], dict[str, Figures]]:
-    """The best of these settings for each, and its figures there. The Trainer takes that of the plain loop."""
-    best: dict[str, tuple[Setting, Take]] = {}
-    for name, make in PEERS.items():
-        tried = [best["llama"][0]] if name == "trainer" else settings
-        takes = {setting: make(size, length, setting) for setting in tried}
-        seconds = {setting: min(take(steps)) for setting, take in takes.items()} if len(tried) > 1 else {}
-        told = ", ".join(f"{setting} {value * 1e3:.0f} ms" for setting, value in seconds.items())
-        print(f"  {name}: {told or tried[0]}", flush=True)
-        setting = min(seconds, key=lambda one: seconds[one]) if seconds else tried[0]
-        best[name] = setting, takes[setting]
-    figures = race({name: take for name, (_, take) in best.items()}, rounds=rounds, steps=steps)
-    return {name: str(setting) for name, (setting, _) in best.items()}, figures
 
 
 def memory(size: Size, length: int, setting: Setting, spec: AttentionSpec | str) -> float:
@@ -131,11 +114,9 @@ def rows_of_size(
     tried = [setting for setting in chosen if not (given.quick and setting.compiled)]
     size, parts = SIZES[name], given.parts.split(",")
     case: dict[str, Any] = {"size": name, "length": length}
-    if "peers" in parts:
-        best, figures = peers(size, length, settings=tried, **often)
-        yield row(case | {"part": "peers", **best}, figures, "regard")
     if "settings" in parts:
         for setting in tried:
+            torch.compiler.reset()
             figures = race({peer: make(size, length, setting) for peer, make in PEERS.items()}, **often)
             yield row(case | {"part": "settings", **vars(setting)}, figures, "regard")
             gc.collect()
@@ -151,8 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser(__doc__)
     options.add_argument("--sizes", default="1M,10M")
     options.add_argument("--lengths", default=",".join(map(str, LENGTHS)))
-    options.add_argument("--parts", default="peers,settings,attentions")
-    options.add_argument("--settings", default=",".join(map(str, SETTINGS)), help="of peers and settings")
+    options.add_argument("--parts", default="settings,attentions")
+    options.add_argument("--settings", default=",".join(map(str, SETTINGS)))
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--steps", type=int, default=3)
     given = prepared(options, arguments)

@@ -4,6 +4,7 @@ import gc
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,24 @@ def test_a_training_step_is_taken_in_every_setting(tmp_path: Path) -> None:
     for row, cells in zip(rows, training_section.settings_table(rows).cells, strict=True):
         milliseconds = f"{row['figures']['regard']['seconds'] * 1e3:.1f}"
         assert [str(cell) for cell in cells[:5]] == ["tiny", "256", row["case"]["precision"], "no", milliseconds]
+
+
+def test_steps_are_compared_in_the_best_setting_of_each() -> None:
+    """Of each size and length: the fastest of one may be compiled, that of another not."""
+
+    def timed(compiled: bool, *seconds: float) -> dict[str, Any]:
+        case = {"size": "1M", "length": 256, "part": "settings", "precision": "bfloat16", "compiled": compiled}
+        names = ("regard", "minimal", "llama", "trainer")
+        figures = {
+            name: {"seconds": value, "time_ratio": value / seconds[0]}
+            for name, value in zip(names, seconds, strict=True)
+        }
+        return {"case": case, "figures": figures}
+
+    text = training_section.steps([timed(False, 0.4, 0.5, 0.6, 0.8), timed(True, 0.5, 0.3, 0.7, 0.9)])
+    speeds = "5120 (bfloat16) | 6827 (bfloat16 compiled) | 3413 (bfloat16) | 2560 (bfloat16)"
+    assert f"| 1M | 256 | {speeds} | 0.75 | 1.50 | 2.00 |" in text
+    assert "Met: time: 0 of 1 cases (not 1M 256)." in text
 
 
 @pytest.mark.exhaustive
