@@ -246,15 +246,16 @@ def _show_plain(module: nn.Module, call: AttentionCall, present: Sequence[Presen
     whole, call = call, compressed.select_tokens(module, call)
     is_whole = call is whole
     observers: list[Observer] = []
-    request = ReductionRequest()
+    request = None
     for observer, sees in present:
         if EXCLUSIVE.get() not in (None, observer) or not sees():
             continue
         answer = observer.before_attention(module, call)
         if answer is not None:
             call, wanted = answer
-            request = request.join(wanted)
+            request = wanted if request is None else request.join(wanted)
             observers.append(observer)
+    request = request or ReductionRequest()
     computed, reductions = attend(call, request) if is_whole else (compute_output(whole), reduce(call, request))
     output = computed if output is None else output
     for observer in observers:

@@ -20,7 +20,7 @@ _NUM_ENTRIES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 def find_compressor(module: nn.Module) -> nn.Module | None:
     """Return what makes the compressed keys of an attention module of Transformers; None if it has none."""
-    compressor = getattr(module, "compressor", None)
+    compressor = module._modules.get("compressor")  # most have none, and getattr() makes an error of that
     is_host = type(module).__module__.startswith("transformers.models.")
     return compressor if is_host and isinstance(compressor, nn.Module) else None
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, map_fields
 from regard.errors import UserError
 
 MAX_STEPS = 64
@@ -68,20 +68,19 @@ class KeptCalls:
         if call.query_mask is not None:
             self.query_masks.append(call.query_mask.clone())
         self.versions = _versions(call)
-        query_mask, key_mask = (None if mask is None else mask.clone() for mask in (call.query_mask, call.key_mask))
-        options: dict[str, Any] = {"query": self.queries[-1], "query_mask": query_mask, "key_mask": key_mask}
-        self.latest = replace(call.detach(), **options, dropout=0.0)
+        self.latest = call.detach()
+        if call.dropout or call.key_mask is not None:
+            self.latest = map_fields(replace(self.latest, dropout=0.0), key_mask=torch.clone)
 
     def join(self) -> AttentionCall:
         """Return all steps as one call. Raise a UserError if their keys or values have been written to."""
         assert self.latest is not None
         self._check_unwritten()
-        if len(self.queries) == 1:
-            return self.latest
-        masks = self.query_masks
-        query_mask = torch.cat(masks, dim=1) if masks else None
-        query = torch.cat(self.queries, dim=2)
-        return replace(self.latest, query=query, query_mask=query_mask, causal=True, offset=self.offset)
+        copies: dict[str, Any] = {"query": torch.cat(self.queries, dim=2)}
+        if self.query_masks:
+            copies["query_mask"] = torch.cat(self.query_masks, dim=1)
+        is_causal = self.latest.causal or len(self.queries) > 1
+        return replace(self.latest, **copies, causal=is_causal, offset=self.offset)
 
 
 def can_keep(call: AttentionCall) -> bool:
