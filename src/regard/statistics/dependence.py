@@ -62,22 +62,24 @@ class InputDependence(Statistic):
             is_unpadded = (layer.length == length) & (layer.keys == length)
             samples = int(is_unpadded.sum())
             if samples and length == (self.length or self._length(key) or length):
-                total = squares[is_unpadded].sum((0, 2)).detach().to("cpu", torch.float64)
-                self._add(key, _Sums(weights.detach().to("cpu", torch.float64, copy=True), total, samples))
+                self._add(key, weights.detach(), squares[is_unpadded].sum((0, 2)).detach(), samples)
 
     def _length(self, key: tuple[str, int]) -> int | None:
         return self.sums[key].sum.shape[-1] if key in self.sums else None
 
-    def _add(self, key: tuple[str, int], new: _Sums) -> None:
+    def _add(self, key: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
+        """Add to the sums of a layer in place: as large as they are, new ones would take longer than their numbers."""
+        squares = squares.to("cpu", torch.float64)
         if key in self.sums:
             old = self.sums[key]
-            new = _Sums(old.sum + new.sum, old.square + new.square, old.samples + new.samples)
-        self.sums[key] = new
+            self.sums[key] = _Sums(old.sum.add_(weights.cpu()), old.square + squares, old.samples + samples)
+        else:
+            self.sums[key] = _Sums(weights.to("cpu", torch.float64, copy=True), squares, samples)
 
     def merge(self, other: InputDependence) -> None:
         for key, sums in other.sums.items():
             if self._length(key) in (None, sums.sum.shape[-1]):
-                self._add(key, sums)
+                self._add(key, *sums)
 
     def mean_attention(self) -> dict[tuple[str, int], Float[Tensor, "head query key"]]:
         """Return the average matrices by site and layer."""
@@ -98,7 +100,8 @@ class InputDependence(Statistic):
     def state(self) -> dict[str, Tensor]:
         state: dict[str, Tensor] = {}
         for (site, layer), sums in self.sums.items():
-            state |= {f"{site}|{layer}|{part}": torch.as_tensor(value) for part, value in sums._asdict().items()}
+            parts = sums._replace(sum=sums.sum.clone())  # later samples are added to the sum in place
+            state |= {f"{site}|{layer}|{part}": torch.as_tensor(value) for part, value in parts._asdict().items()}
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
