@@ -50,6 +50,30 @@ class _Thread(threading.local):
             self.mode.__exit__(None, None, None)
 
 
+class _Uncompiled:
+    """Lets compiled functions run as they were written while any block intercepts calls, which graphs do not show."""
+
+    def __init__(self) -> None:
+        self._blocks = 0
+        self._stance: Any = None
+
+    def enter(self) -> None:
+        with LOCK:
+            self._blocks += 1
+            if self._blocks == 1:
+                self._stance = torch.compiler.set_stance("force_eager")
+                self._stance.__enter__()
+
+    def leave(self) -> None:
+        with LOCK:
+            self._blocks -= 1
+            if not self._blocks:
+                self._stance.__exit__(None, None, None)
+
+
+_UNCOMPILED = _Uncompiled()
+
+
 def accepts_attention_function(model: PreTrainedModel) -> bool:
     """Return whether a Hugging Face model calls its attention through `AttentionInterface`, as far as can be known.
 
@@ -116,9 +140,11 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
     handles = [module.register_forward_pre_hook(_enter) for module in modules]
     handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
+    _UNCOMPILED.enter()
     try:
         yield
     finally:
+        _UNCOMPILED.leave()
         _RUNNING.cut(depth)  # after an interrupt no module is left
         with LOCK:
             for module in modules:
@@ -161,9 +187,15 @@ class _Interception(TorchFunctionMode):
         if not _RUNNING.modules or _RUNNING.modules[-1] not in _OPEN or IN_INTERFACE.get():
             return function(*args, **kwargs)
         module = _RUNNING.modules[-1]
+        if getattr(function, "__name__", "") == "flex_attention":
+            raise UserError(
+                f"cannot observe {type(module).__name__}: it calls flex_attention; expected "
+                "scaled_dot_product_attention, with a mask or bias as a tensor"
+            )
         if function is scaled_dot_product_attention:
-            _RUNNING.products.skip(_RUNNING.modules)
-            return dispatch(module, _read_call(module, *args, **kwargs))
+            call = _read_call(module, *args, **kwargs)
+            _RUNNING.products.skip(_RUNNING.modules, call)
+            return dispatch(module, call)
         if function is multi_head_attention_forward and not _is_transformers_own(module):
             _RUNNING.products.skip(_RUNNING.modules)
             return attend_multihead(module, args, kwargs, dispatch)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
+from regard.hooks.head_order import HeadOrder
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -23,7 +24,9 @@ RETURNING = (
     *PASSING, "__get__", "detach", "clone", "transpose", "permute", "squeeze", "unsqueeze", "einsum", "size", "dim",
 )  # fmt: skip
 """Functions that a model may use on weights behind their product with the values, to return them."""
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__iand__")
+"""Operators that change their first argument; functions that do end in one underscore."""
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads")
 """Names by which a module, or its config, says how many heads it has."""
 HIDDEN_BELOW = 5e3
 """A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
@@ -88,6 +91,7 @@ class _Softmax:
 
     Attributes:
         names: The tensors that they are, or were made of without a change.
+        versions: Of these and the scores, how often each has been written to, as far as PyTorch counts it.
         dropout: The probability that they have been dropped with.
         random_state: That of the CPU before they were dropped, so that the same are dropped again.
         hidden: Weights that were set to 0 behind the softmax, which says the same of them as a mask before.
@@ -98,9 +102,18 @@ class _Softmax:
     key: Tensor
     scores: Tensor
     names: list[Tensor] = field(default_factory=list)
+    versions: dict[int, int | None] = field(default_factory=dict)
     dropout: float = 0.0
     random_state: Tensor | None = None
     hidden: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.versions = {id(tensor): _version(tensor) for tensor in (self.scores, *self.names)}
+
+    @property
+    def is_written_to(self) -> bool:
+        """Whether scores or weights have been changed in place."""
+        return any(_version(tensor) != self.versions[id(tensor)] for tensor in (self.scores, *self.names))
 
     def note(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, random_state: Tensor | None
@@ -119,6 +132,7 @@ class _Softmax:
             self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
             self.random_state = random_state if result.device.type == "cpu" else None
         self.names.append(result)
+        self.versions[id(result)] = _version(result)
 
 
 class AttentionProducts:
@@ -129,6 +143,7 @@ class AttentionProducts:
         self._softmax: _Softmax | None = None
         self._multiplied: list[Tensor] = []
         self._skipped: nn.Module | None = None
+        self._head_order = HeadOrder()
 
     def compute(
         self,
@@ -147,20 +162,30 @@ class AttentionProducts:
             return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
             raise _refusal(_find_owner(modules), "its weights are used for more than their product with the values")
+        if self._softmax is not None and _writes(name) and any(args[0] is weights for weights in self._softmax.names):
+            raise _written_to(_find_owner(modules))
         random_state = torch.get_rng_state() if name == "dropout" and self._softmax is not None else None
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
             self._softmax.note(name, args, kwargs, result, random_state)
+        elif name == "linear":
+            self._head_order.note(result)
         return result
 
-    def skip(self, modules: Sequence[nn.Module]) -> None:
-        """Ignore the softmax of a module that calls `scaled_dot_product_attention` as well."""
+    def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
+        """Ignore the softmax of a module that makes a call as well. UserError if its heads are not in their order."""
         self._softmax, self._skipped = None, _find_owner(modules)
+        if call is not None:
+            self._head_order.check(self._skipped, call.value)
 
     def end(self, *, is_complete: bool = True) -> None:
         """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
+        self._head_order.forget()
+        self._end_softmax(is_complete=is_complete)
+
+    def _end_softmax(self, *, is_complete: bool = True) -> None:
         softmax, self._softmax, self._skipped = self._softmax, None, None
         self._products.clear()
         self._multiplied = []
@@ -176,8 +201,10 @@ class AttentionProducts:
         products = [product for product in reversed(self._products) if product.size == weights.numel()]
         if module is self._skipped or (not products and weights.ndim < 4):
             return  # such as of the logits of a router
-        self.end()
+        self._end_softmax()
         heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module) or 1
+        if kwargs.get("out") is not None:
+            raise _written_to(module)
         is_last = _argument(args, kwargs, 1, "dim", None) in (-1, weights.ndim - 1)
         if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
@@ -210,6 +237,8 @@ class AttentionProducts:
             return result
         self._softmax, self._multiplied = None, softmax.names
         self._products.clear()
+        if softmax.is_written_to:
+            raise _written_to(module)
         reading = None
         if len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0]):
             reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
@@ -217,6 +246,7 @@ class AttentionProducts:
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise _refusal(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
+        self._head_order.check(module, value)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)
         output = dispatch(module, _make_call(softmax, value)).to(value.dtype)
@@ -226,7 +256,8 @@ class AttentionProducts:
 def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
     """Return the call of weights and values: its bias is the whole score, so its scale is 0."""
     scores = softmax.scores
-    keep = scores > scores.amax(-1, keepdim=True) - HIDDEN_BELOW
+    highest = scores.amax(-1, keepdim=True)
+    keep = (scores > highest - HIDDEN_BELOW) & ~_hides_all(highest)
     if softmax.hidden is not None:
         keep = keep & ~softmax.hidden.expand_as(keep)
     dtype = torch.promote_types(scores.dtype, value.dtype)
@@ -242,18 +273,22 @@ def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
 
 
 def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor) -> Tensor:
-    """Return an output with the host's own where it hides all keys of a query by the lowest number: a mean of values.
+    """Return an output with the host's own where it hides all keys of a query by a low number: a mean of values.
 
     Such queries are padding, which a later step with a cache may read.
     """
-    highest = softmax.scores.amax(-1, keepdim=True)
-    hides_all = (highest < torch.finfo(highest.dtype).min / 2) & highest.isfinite()
+    hides_all = _hides_all(softmax.scores.amax(-1, keepdim=True))
     if not is_transformed(hides_all) and not bool(hides_all.any()):
         return output
     weights = softmax.scores.softmax(-1)
     if softmax.hidden is not None:
         weights = weights.masked_fill(softmax.hidden, 0.0)
     return torch.where(hides_all, (weights.to(value.dtype) @ value).to(output.dtype), output)
+
+
+def _hides_all(highest: Tensor) -> Tensor:
+    """Return whether the highest score of a row is as low as those of hidden keys, and finite."""
+    return (highest < -HIDDEN_BELOW) & highest.isfinite()
 
 
 def _read_operands(
@@ -301,6 +336,19 @@ def _count_heads(module: nn.Module) -> int | None:
     """Return how many heads a module says to have."""
     values = (getattr(part, name, None) for part in (module, getattr(module, "config", None)) for name in HEAD_COUNTS)
     return next((value for value in values if isinstance(value, int)), None)
+
+
+def _writes(name: str) -> bool:
+    """Return whether a function changes its first argument, by its name."""
+    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _version(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _written_to(module: nn.Module) -> UserError:
+    return _refusal(module, "its scores or weights are changed in place at their softmax or behind it")
 
 
 def _refusal(module: nn.Module, reason: str) -> UserError:

@@ -1,0 +1,70 @@
+"""Whether the axes of values are samples and heads, told by the linear layer that they come from."""
+
+from collections import deque
+from weakref import WeakSet
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.attention.tracing import is_traced, is_transformed
+from regard.errors import UserError
+
+RECENT_OUTPUTS = 4
+"""Outputs of linear layers among which values are looked for: behind those of values may be those of gates."""
+COMPARED = 4
+"""Entries of a head that are looked for."""
+
+
+class HeadOrder:
+    """Follows the outputs of linear layers, and refuses values whose first two axes are not samples and heads."""
+
+    def __init__(self) -> None:
+        self._outputs: deque[Tensor] = deque(maxlen=RECENT_OUTPUTS)
+        self._in_order: WeakSet[nn.Module] = WeakSet()
+
+    def note(self, output: Tensor) -> None:
+        """Note the output of a linear layer."""
+        if output.ndim == 3 and output.numel():
+            self._outputs.append(output.detach())
+
+    def forget(self) -> None:
+        """Hold no output any more."""
+        self._outputs.clear()
+
+    @torch.no_grad()
+    def check(self, module: nn.Module, value: Float[Tensor, "batch head key width"]) -> None:
+        """Raise a UserError if the heads of a module stand before its samples, or count as samples."""
+        if module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
+            return
+        batch, heads, keys, _ = value.shape
+        first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
+        for output in reversed(self._outputs):
+            for tokens_second in (output, output.transpose(0, 1)):
+                rows = tokens_second[:, 0].to(first.dtype)
+                times, rest = divmod(len(first), len(rows))
+                if tokens_second.shape[1] != keys or rest:
+                    continue
+                samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
+                heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
+                if samples_first and batch != len(rows):
+                    raise _refusal(
+                        module,
+                        f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many heads "
+                        "it has; expected an attribute num_heads",
+                    )
+                if samples_first and not heads_first and batch > 1 and heads > 1:
+                    self._in_order.add(module)
+                if heads_first and not samples_first:
+                    raise _refusal(module, "its heads stand before its samples; expected (batch, head, token, width)")
+                if samples_first:
+                    return
+
+
+def _are_in(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
+    """Return whether each row has these entries, wherever they stand; zeros, which may be anywhere, do not count."""
+    return bool(((entries[:, :, None] == rows[:, None]).any(-1) & (entries != 0)).all())
+
+
+def _refusal(module: nn.Module, reason: str) -> UserError:
+    return UserError(f"cannot observe {type(module).__name__}: {reason}")
