@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from types import FrameType, MethodType
@@ -106,6 +106,17 @@ def _find_called(module: nn.Module) -> nn.Module | None:
                 return called
         frame = frame.f_back
     return None
+
+
+def is_in_call(modules: Collection[nn.Module]) -> bool:
+    """Return whether this thread calls one of some modules, hooks and all, as the stack shows."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if _CALL in code.co_name and code.co_filename == _CALLED_FROM and frame.f_locals.get("self") in modules:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def forwards_through_hooks(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, DirectForward]]:

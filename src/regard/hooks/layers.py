@@ -176,6 +176,11 @@ class _Tracer(Observer):
 
 def _run_small_forward(model: Any) -> None:
     """Run the smallest forward. Raise a UserError if the model needs inputs of another kind."""
+    if find_root(model) is None:
+        raise UserError(
+            f"cannot find the attention layers of {type(model).__name__}: it is no Hugging Face model, whose inputs "
+            "are known; regard.watching measures its attention, but nothing of it can be replaced"
+        )
     try:
         model(**smallest_input(model))
     except UserError:

@@ -181,7 +181,8 @@ def _is_attention(module: nn.Module) -> bool:
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the longest list or sequence of blocks of one class with children; the model itself if there is none."""
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
-    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
+    one_class = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and blocks[0] is not None]
+    alike = [blocks for blocks in one_class if list(blocks[0].children())]
     return max(alike, key=len, default=[model])
 
 

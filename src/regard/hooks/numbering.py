@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import ReferenceType, ref
 
 from torch import Tensor, nn
 
@@ -10,7 +11,11 @@ from regard.errors import UserError
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
+from regard.hooks.own_modules import is_own
 from regard.hooks.routing import ModuleHook
+
+HIDDEN_AXES = 3
+"""Axes of hidden states: (batch, token, width)."""
 
 
 class CallPosition(NamedTuple):
@@ -56,12 +61,24 @@ class BlockCounter:
         self._current: int | None = None
         self._is_looped = False
         self._executed: list[int] = []
+        self._input: ReferenceType[Tensor] | None = None
+        self._version = 0
+        """The hidden states that the latest block has read, and how often they had been written to."""
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
 
-    def enter(self, block: nn.Module, *_arguments: Any) -> None:
+    def enter(self, block: nn.Module, args: tuple[Any, ...] = (), *_arguments: Any) -> None:
+        """Enter a block. UserError if it reads what the one before it has read, in a module of nobody's library."""
         index = self._indices[block]
+        states = args[0] if args and is_own(self._stack) else None
+        if isinstance(states, Tensor) and states.ndim == HIDDEN_AXES and not states.is_inference():
+            if self._input is not None and self._input() is states and self._version == states._version:
+                raise UserError(
+                    f"cannot number the layers of {self._name}: modules of its longest list read the same input, as "
+                    "heads side by side do, not layers"
+                )
+            self._input, self._version = ref(states), states._version
         self._is_looped = self._is_looped or index in self._executed
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
@@ -119,9 +136,10 @@ class BlockCounter:
             return self._execution
         if len(owners) == 1:
             return owners[0]
+        advice = "; watch the part of it that holds one list of layers" if is_own(self._stack) else ""
         raise UserError(
             f"cannot number the layers of {self._name}: {type(module).__name__} attends and is in none of its "
-            f"{self._count} blocks"
+            f"{self._count} blocks{advice}"
         )
 
     def _several_layers(self, block: int) -> UserError:

@@ -31,6 +31,7 @@ from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
+from regard.hooks.own_modules import warn_of_outside
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
@@ -83,6 +84,7 @@ def watching(
         with ExitStack() as stack:
             with unchanged_modules():
                 check_observable(model, part)
+                warn_of_outside(model, part)
                 stack.enter_context(owned_by_this_thread(model))  # small forwards below are of no other thread's block
                 watch = Watch(model, select_statistics(statistics), layers, part)
                 outer.callback(watch.let_go)
@@ -239,7 +241,7 @@ class Watch(Observer, Readings):
     ) -> None:
         if sequences.forward is None:
             return
-        sequences.counter.enter(block)
+        sequences.counter.enter(block, args)
         if sequences.counter.entered == 1:
             sequences.embeddings = as_hidden(args[0] if args else kwargs.get("hidden_states"))
 
@@ -267,8 +269,7 @@ class Watch(Observer, Readings):
 
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         sequences, path = self.locations[module]
-        forward = sequences.forward
-        if forward is None:
+        if (forward := sequences.forward) is None:
             return None
         kind = attention_kind(path, module)
         is_first = kind == "self" and not sequences.lengths

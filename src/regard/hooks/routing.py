@@ -19,6 +19,7 @@ from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
 from regard.hooks.one_at_a_time import OneAtATime
+from regard.hooks.own_modules import check_inside
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
 from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs, register
@@ -107,7 +108,7 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         stack.enter_context(patched(_routing_attributes(model)))
         stack.enter_context(intercepting(model, within))
         hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
-        stack.enter_context(patched(forwards_through_hooks(hosts)))
+        stack.enter_context(patched(forwards_through_hooks(hosts or [model])))
         for host in hosts:
             if host.config._attn_implementation_internal in (NAME, EAGER_NAME):
                 guard = _AttentionGuard()
@@ -157,7 +158,11 @@ def observing(
     turns, thread = OneAtATime(places), threading.get_ident()
 
     def sees() -> bool:
-        return threading.get_ident() == thread if entries is None else turns.is_mine
+        if entries is None:
+            return threading.get_ident() == thread
+        if not hosts and not turns.is_mine:
+            check_inside(model, places)
+        return turns.is_mine
 
     own_hooks = [hook._replace(function=_ObserverHook(observer, hook.function, sees)) for hook in hooks]
     with ExitStack() as stack:

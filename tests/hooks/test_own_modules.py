@@ -1,0 +1,393 @@
+"""Modules of nobody's library, in the styles of several: measured exactly, or refused in one line."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.functional import dropout, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+
+from regard.errors import UserError
+from regard.hooks import Watch, replacing, watching
+
+HEADS, WIDTH, TOKENS = 4, 8, 12
+CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+Way = Callable[["Attention", Tensor], Tensor]
+
+
+class Attention(nn.Module):
+    """Computes attention in some way, with maps of its own."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.proj = (nn.Linear(HEADS * WIDTH, HEADS * WIDTH) for _ in range(4))
+        self.way = way
+
+    def split(self, x: Tensor) -> list[Tensor]:
+        """Return queries, keys and values (batch, head, token, width)."""
+        return [part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in (self.q, self.k, self.v)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.proj(self.way(self, x).transpose(1, 2).flatten(2))
+        return output
+
+
+class Model(nn.Module):
+    """Token ids through layers; keeps the input of each."""
+
+    def __init__(self, way: Way, **names: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(99, HEADS * WIDTH)
+        self.blocks = nn.ModuleList(Attention(way) for _ in range(3))
+        self.inputs: list[Tensor] = []
+        for block in self.blocks:
+            vars(block).update(names)
+        self.eval()
+
+    def encode(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        self.inputs = []
+        for block in self.blocks:
+            self.inputs.append(x)
+            x = x + block(x)
+        return x
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.encode(ids)
+
+
+def ids(rows: int = 2, tokens: int = TOKENS) -> Tensor:
+    return torch.randint(5, 99, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+def assert_exact(watch: Watch, model: Model, mask: Tensor | None = None) -> None:
+    """Compare masses with those of a dense softmax in float64."""
+    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+        parts = (
+            nn.functional.linear(x.double(), part.weight.double(), part.bias.double()) for part in (block.q, block.k)
+        )
+        q, k = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        scores = q @ k.mT * WIDTH**-0.5
+        weights = (scores if mask is None else scores.masked_fill(~mask, -torch.inf)).softmax(-1)
+        frame = watch.frame("column_mass", layer=layer)
+        frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+        masses = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
+        torch.testing.assert_close(masses, weights.mean((0, 2)), rtol=1e-4, atol=1e-6, check_dtype=False)
+
+
+def plain(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (q @ k.mT * WIDTH**-0.5).softmax(-1) @ v
+
+
+def folded(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.flatten(0, 1) for part in attention.split(x))
+    output = torch.bmm((torch.bmm(q, k.mT) * WIDTH**-0.5).softmax(-1), v)
+    return output.unflatten(0, (-1, HEADS))
+
+
+def folded_heads_first(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.transpose(0, 1).flatten(0, 1) for part in attention.split(x))
+    output = torch.bmm((torch.bmm(q, k.mT) * WIDTH**-0.5).softmax(2), v)
+    return output.unflatten(0, (HEADS, -1)).transpose(0, 1)
+
+
+def einsum_heads_first(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.transpose(0, 1) for part in attention.split(x))
+    weights = torch.softmax(torch.einsum("hblk,hbtk->hblt", q, k) * WIDTH**-0.5, dim=3)
+    return torch.einsum("hblt,hbtv->hblv", weights, v).transpose(0, 1)
+
+
+def by_function_heads_first(attention: Attention, x: Tensor) -> Tensor:
+    return scaled_dot_product_attention(*(part.transpose(0, 1) for part in attention.split(x))).transpose(0, 1)
+
+
+@pytest.mark.parametrize("name", ["num_heads", "heads", "nhead"])
+@torch.no_grad()
+def test_heads_that_are_folded_into_the_batch_are_told_by_a_name(name: str) -> None:
+    model = Model(folded, **{name: HEADS})
+    for rows in (1, 2, HEADS):
+        with watching(model, "column_mass") as watch:
+            model(ids(rows))
+        assert watch.samples == rows
+        assert_exact(watch, model)
+
+
+@pytest.mark.parametrize("rows", [1, 2, HEADS])
+@torch.no_grad()
+def test_folded_heads_without_a_number_are_not_samples(rows: int) -> None:
+    model = Model(folded)
+    message = rf"its {rows} samples and 4 heads are one axis, .* expected an attribute num_heads"
+    with pytest.raises(UserError, match=message), watching(model, "column_mass"):
+        model(ids(rows))
+
+
+@pytest.mark.parametrize("rows", [2, HEADS])
+@pytest.mark.parametrize("way", [folded_heads_first, einsum_heads_first, by_function_heads_first])
+@torch.no_grad()
+def test_heads_before_samples_are_refused(way: Way, rows: int) -> None:
+    for names in ({}, {"num_heads": HEADS}):
+        model = Model(way, **names)
+        same = ids(1).expand(rows, -1)  # nothing tells heads from samples there, and nothing is learnt of it
+        if names and (way is folded_heads_first or rows == HEADS):
+            with watching(model, "column_mass"):
+                model(same)
+        with pytest.raises(UserError, match=r"heads stand before its samples|no known layout"):  # noqa: SIM117
+            with watching(model, "column_mass"):
+                model(ids(rows))
+
+
+def multiplied(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    weights = (q @ k.mT).softmax(-1)
+    weights *= 0.5
+    return weights @ v
+
+
+def assigned(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    weights = (q @ k.mT).softmax(-1)
+    weights[..., 0] = 0
+    return weights @ v
+
+
+def filled(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (q @ k.mT).softmax(-1).masked_fill_(~CAUSAL, 0) @ v
+
+
+def filled_through_a_view(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    weights = (q @ k.mT).softmax(-1)
+    weights[:, 1].zero_()
+    return weights @ v
+
+
+def into_the_scores(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    scores = q @ k.mT
+    torch.softmax(scores, -1, out=scores)
+    return scores @ v
+
+
+@pytest.mark.parametrize("way", [multiplied, assigned, filled, filled_through_a_view, into_the_scores])
+def test_weights_that_are_changed_in_place_are_refused(way: Way) -> None:
+    model = Model(way)
+    with torch.no_grad(), pytest.raises(UserError, match="changed in place"), watching(model, "column_mass"):
+        model(ids())
+    if way in (multiplied, assigned, filled):  # tensors of inference mode do not count what is written to them
+        with torch.inference_mode(), pytest.raises(UserError, match="changed in place"):  # noqa: SIM117
+            with watching(model, "column_mass"):
+                model(ids())
+
+
+@torch.no_grad()
+def test_scores_and_dropout_may_be_written_in_place() -> None:
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        scores = q @ k.mT
+        scores *= WIDTH**-0.5
+        weights = scores.masked_fill_(~CAUSAL, -torch.inf).softmax(-1)
+        return dropout(weights, 0.5, training=attention.training, inplace=True) @ v
+
+    model = Model(way)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model, CAUSAL)
+    torch.manual_seed(3)
+    expected = model.train()(ids())
+    torch.manual_seed(3)
+    with watching(model, "column_mass"):
+        torch.testing.assert_close(model(ids()), expected)
+
+
+@torch.no_grad()
+def test_a_list_without_modules_is_no_list_of_layers() -> None:
+    model = Model(plain)
+    for block in model.blocks:
+        block.add_module("norms", nn.ModuleList([None, None, None, None]))  # type: ignore[list-item]
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model)
+
+
+@torch.no_grad()
+def test_attention_outside_of_the_forward_is_refused_and_forward_itself_is_not() -> None:
+    model = Model(plain)
+    with watching(model, "column_mass") as watch:
+        model.forward(ids())
+    assert watch.samples == 2
+    assert_exact(watch, model)
+    with pytest.raises(UserError, match="attends outside of its forward"), watching(model, "column_mass"):
+        model.encode(ids())
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_a_backward_pass_computes_again_is_not_outside(reentrant: bool) -> None:
+    again = partial(checkpoint, use_reentrant=reentrant)
+    model = Model(plain)
+    for block in model.blocks:
+        block.inner = Attention(plain)
+        block.way = lambda own, x: again(own.inner, x).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    with watching(model, "column_mass") as watch:
+        model(ids()).sum().backward()
+    assert watch.samples == 2
+
+
+def with_memory(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    keep = torch.cat([torch.ones(TOKENS, 2, dtype=torch.bool), CAUSAL], -1)
+    memory = torch.ones(len(x), HEADS, 2, WIDTH)
+    k, v = torch.cat([memory, k], 2), torch.cat([memory, v], 2)
+    return scaled_dot_product_attention(q, k, v, attn_mask=keep)
+
+
+def to_fewer_keys(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5])
+
+
+@pytest.mark.parametrize("way", [with_memory, to_fewer_keys])
+@torch.no_grad()
+def test_keys_that_are_not_the_tokens_are_refused(way: Way) -> None:
+    model = Model(lambda attention, x: scaled_dot_product_attention(*attention.split(x), is_causal=True))
+    model.blocks[1].way = way  # type: ignore[assignment]
+    with pytest.raises(UserError, match=r"12 tokens attend to \d+ keys .*is_cross_attention = True$"):  # noqa: SIM117
+        with watching(model, "column_mass"):
+            model(ids())
+
+
+@torch.no_grad()
+def test_layers_of_two_directions_are_refused() -> None:
+    model = Model(lambda attention, x: scaled_dot_product_attention(*attention.split(x), is_causal=True))
+    model.blocks[2].way = plain  # type: ignore[assignment]
+    with pytest.raises(UserError, match="sees later tokens, other layers"), watching(model, "column_mass"):
+        model(ids())
+
+
+@torch.no_grad()
+def test_a_cache_of_ones_own_is_refused_and_its_room_is_not() -> None:
+    room = 16
+
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        first, cache = attention.first, attention.cache
+        cache[0][:, :, first : first + x.shape[1]], cache[1][:, :, first : first + x.shape[1]] = k, v
+        keep = torch.ones(room, room, dtype=torch.bool).tril()[first : first + x.shape[1]]
+        return scaled_dot_product_attention(q, *cache, attn_mask=keep)
+
+    model = Model(way, first=0, cache=[torch.zeros(2, HEADS, room, WIDTH) for _ in range(2)])
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model, CAUSAL)
+    for block in model.blocks:
+        block.first = TOKENS  # type: ignore[assignment]
+    with pytest.raises(UserError, match="1 tokens attend to 16 keys"), watching(model, "column_mass"):
+        model(ids(tokens=1))
+
+
+@pytest.mark.parametrize("low", [-1e9, -1e4])
+@torch.no_grad()
+def test_left_padding_by_a_low_number_measures_as_alone(low: float) -> None:
+    padding = 4
+
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        tokens = x.shape[1]
+        real = torch.arange(tokens) >= (padding if tokens == TOKENS else 0)
+        keep = CAUSAL[:tokens, :tokens] & real
+        return (q @ k.mT * WIDTH**-0.5).masked_fill(~keep, low).softmax(-1) @ v
+
+    model, names = Model(way), ["column_mass", "entropy"]
+    expected = model(ids())
+    with watching(model, names) as padded:
+        torch.testing.assert_close(model(ids()), expected)
+    with watching(model, names) as alone:
+        model(ids()[:, padding:])
+    frames = [watch.frame().reset_index(drop=True) for watch in (padded, alone)]
+    assert set(frames[0]["site"]) == {"decoder"}
+    assert frames[0]["position"].equals(frames[1]["position"])
+    assert frames[0]["value"].to_numpy() == pytest.approx(frames[1]["value"].to_numpy(), abs=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@torch.no_grad()
+def test_compiled_functions_are_seen_and_flex_attention_is_refused() -> None:
+    @torch.compile(backend="eager", fullgraph=True)  # type: ignore[untyped-decorator]
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return scaled_dot_product_attention(q, k, v)
+
+    model = Model(lambda attention, x: attend(*attention.split(x)))
+    with watching(model, "column_mass") as outer:
+        with watching(model, "column_mass") as watch:
+            model(ids())
+        model(ids())
+    assert_exact(watch, model)
+    assert (watch.samples, outer.samples) == (2, 4)
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    model.blocks[1].way = lambda attention, x: flex_attention(*attention.split(x))  # type: ignore[assignment]
+    with pytest.raises(UserError, match="it calls flex_attention; expected scaled"), watching(model, "column_mass"):
+        model(ids())
+
+
+class Side(nn.Module):
+    """Heads side by side, as modules of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([head(x) for head in self.heads], -1)
+
+
+class Head(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(32, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (self.query(x) @ self.key(x).mT).masked_fill(~CAUSAL, -torch.inf).softmax(-1)
+        output: Tensor = weights @ self.value(x)
+        return output
+
+
+@torch.no_grad()
+def test_heads_side_by_side_are_no_layers() -> None:
+    """Layers that write to the states that they read are."""
+    model = nn.Sequential(nn.Embedding(99, 32), nn.Sequential(Side()))
+    with pytest.raises(UserError, match="read the same input, as heads side by side"):  # noqa: SIM117
+        with watching(model, "column_mass"):
+            model(ids())
+    written = Model(
+        lambda attention, x: x.add_(plain(attention, x).transpose(1, 2).flatten(2)).new_zeros(2, HEADS, TOKENS, WIDTH)
+    )
+    written.forward = lambda ids: [block(x) for x in [written.embedding(ids)] for block in written.blocks]
+    with watching(written, "column_mass") as watch:
+        written(ids())
+    assert set(watch.frame()["layer"].dropna()) == {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("error")
+def test_attention_around_a_model_of_transformers_is_told() -> None:
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    bert = transformers.BertModel(transformers.BertConfig(**sizes, intermediate_size=32))
+    layer = nn.TransformerEncoderLayer(32, HEADS, 32, batch_first=True)
+    model = nn.ModuleDict({"bert": bert, "top": nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)})
+    with pytest.warns(UserWarning, match=r"not observed, since in no stack of layers: top.layers.0.self_attn"):  # noqa: SIM117
+        with watching(model, "first_mass"):
+            pass
+    with watching(model, "first_mass", part="bert"), watching(nn.ModuleDict({"bert": bert}), "first_mass"):
+        pass
+
+
+def test_why_nothing_can_be_replaced_is_said_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"it is no Hugging Face model, .*regard.watching measures its attention"):  # noqa: SIM117
+        with replacing(Model(plain), "sigmoid"):
+            pass
