@@ -208,10 +208,11 @@ def test_scores_and_dropout_may_be_written_in_place() -> None:
 
 
 @torch.no_grad()
-def test_a_list_without_modules_is_no_list_of_layers() -> None:
+def test_lists_without_modules_and_longer_ones_without_attention_are_not_the_layers() -> None:
     model = Model(plain)
     for block in model.blocks:
         block.add_module("norms", nn.ModuleList([None, None, None, None]))  # type: ignore[list-item]
+    model.add_module("stem", nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(5)))
     with watching(model, "column_mass") as watch:
         model(ids())
     assert_exact(watch, model)

@@ -13,6 +13,8 @@ from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.runs.model_type import original_type
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
+ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
+"""In paths and classes of parts that attend, in modules of nobody's library."""
 KEYLESS = "deformableattention"
 """In the lowered names of classes that sample points of a map, whose weights are of no keys."""
 OVER_DEPTH = "attentionresidual"
@@ -179,11 +181,19 @@ def _is_attention(module: nn.Module) -> bool:
 
 
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
-    """Return the longest list or sequence of blocks of one class with children; the model itself if there is none."""
+    """Return the longest list or sequence of blocks of one class with children; the model itself if there is none.
+
+    Lists of blocks with attention by the names of their parts come before others, such as convolutions.
+    """
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
     one_class = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and blocks[0] is not None]
     alike = [blocks for blocks in one_class if list(blocks[0].children())]
-    return max(alike, key=len, default=[model])
+    return max(alike, key=lambda blocks: (_names_attention(blocks[0]), len(blocks)), default=[model])
+
+
+def _names_attention(block: nn.Module) -> bool:
+    """Return whether a part of a block, or the block, is called an attention."""
+    return any(ATTENTION.search(f"{path} {type(module).__name__}") for path, module in named_modules_of(block))
 
 
 def _has_attention(blocks: nn.ModuleList | nn.Sequential) -> bool:

@@ -143,7 +143,11 @@ class BlockCounter:
         )
 
     def _several_layers(self, block: int) -> UserError:
-        return UserError(f"cannot number the layers of {self._name}: block {block} has several attention layers")
+        advice = "; cross-attention must say so by an attribute is_cross_attention = True"
+        return UserError(
+            f"cannot number the layers of {self._name}: block {block} has several attention layers"
+            f"{advice if is_own(self._stack) else ''}"
+        )
 
     @property
     def _count(self) -> int:
