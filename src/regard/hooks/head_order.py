@@ -41,19 +41,19 @@ class HeadOrder:
         first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
         for output in reversed(self._outputs):
             for tokens_second in (output, output.transpose(0, 1)):
-                rows = tokens_second[:, 0].to(first.dtype)
-                times, rest = divmod(len(first), len(rows))
+                times, rest = divmod(len(first), len(tokens_second))
                 if tokens_second.shape[1] != keys or rest:
                     continue
+                rows = tokens_second[:, 0].to(first.dtype)
                 samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
-                if samples_first and batch != len(rows):
+                if samples_first and heads == 1 and batch != len(rows):
                     raise _refusal(
                         module,
                         f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many heads "
                         "it has; expected an attribute num_heads",
                     )
-                if samples_first and not heads_first and batch > 1 and heads > 1:
+                if samples_first and not heads_first and batch == len(rows) > 1 and heads > 1:
                     self._in_order.add(module)
                 if heads_first and not samples_first:
                     raise _refusal(module, "its heads stand before its samples; expected (batch, head, token, width)")
