@@ -389,7 +389,10 @@ def test_attention_around_a_model_of_transformers_is_told() -> None:
         pass
 
 
-def test_why_nothing_can_be_replaced_is_said_in_one_line() -> None:
+def test_what_is_for_models_of_transformers_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"it is no Hugging Face model, .*regard.watching measures its attention"):  # noqa: SIM117
         with replacing(Model(plain), "sigmoid"):
+            pass
+    with pytest.raises(UserError, match=r"part: expected none .* got 'blocks'; watch that part itself$"):  # noqa: SIM117
+        with watching(Model(plain), part="blocks"):
             pass
