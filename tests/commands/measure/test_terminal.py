@@ -84,7 +84,7 @@ def test_whole_model_tokens_smoothing_and_norms(made: SimpleNamespace) -> None:
     table = made.table()
     text = shown(table, made.record(), made.tokens())
     model = table[(table["statistic"] == "sink_rate") & table["head"].isna() & (table["position"] == 0)].iloc[0]
-    assert f"{model['value']:.2f} ± {model['standard_error']:.2g} % at position 0" in text
+    assert f"{model['value']:.2f} ± {model['standard_error']:.2g} % (SE) at position 0" in text
     assert re.search(r"80\.0 %\s+position 0\s+<s>", text)
     assert "␣the" in text
     smooth = table[table["statistic"] == "over_smoothing"]["value"]

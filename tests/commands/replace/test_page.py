@@ -275,6 +275,19 @@ def test_operations_are_named_whole() -> None:
     assert all(re.search(rf"^  {re.escape(name)} ", text, flags=re.MULTILINE) for name in names), text
 
 
+@pytest.mark.parametrize(
+    "score, cell, lede",
+    [(-3.0084, "0.008 nats", "drops by 0.008 nats"), (-2.9989, "−0.001 nats", "rises by 0.001 nats")],
+)
+def test_a_small_drop_of_an_operation_has_its_digit_and_a_blank_before_it(score: float, cell: str, lede: str) -> None:
+    metric = "negative_log_perplexity"
+    rows = [("example/tiny", "lm", "none", "none", 1.0, 0, metric, -3.0, 0.2, 0.0)]
+    rows += [("example/tiny", "lm", "sigmoid", ATTENTION, 0.0, 0, metric, score, 0.2, 0.0001)]
+    text = terminal(pd.DataFrame(rows, columns=[*replaced_run.COLUMNS, *WIDTHS]), NO_HEADS, NO_COST, {})
+    assert re.search(rf"^  sigmoid +−3\.0\d +{cell}$", text, flags=re.MULTILINE), text
+    assert f"Other operations instead of softmax: with sigmoid the score {lede}." in " ".join(text.split())
+
+
 # -- figures
 
 
@@ -356,7 +369,7 @@ def test_a_drop_within_its_interval_is_not_stated() -> None:
 
 
 @pytest.mark.parametrize(
-    "by, told_as", [("lambda", "no drop is shown: "), ("attention", "by: average none that is shown (")]
+    "by, told_as", [("lambda", "no drop is shown: "), ("attention", "on average: with average no drop is shown: ")]
 )
 def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_as: str) -> None:
     """Pairs whose averages happen to agree say nothing of each."""

@@ -222,6 +222,7 @@ def _of_model(measure: Measure, name: Name, metadata: Mapping[str, Any]) -> list
         return []
     position, value, error = strongest(block, measure, metadata)
     text = labels.with_margin(value, error, labels.unit(measure.statistic, metadata))
+    text += " (SE)" if "±" in text else ""
     return [f"{name(measure)}: {text} at position {position} (whole model)"]
 
 

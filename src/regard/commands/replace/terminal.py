@@ -23,8 +23,8 @@ from regard.report.labels import pluralize
 from regard.report.terminal import WIDTH, plain, summary
 
 NAME, CELL = 22, 11
-WIDEST = WIDTH - 2 * CELL
-"""Room for the name in a line of two cells."""
+WIDEST = WIDTH - 2 * (CELL + 1)
+"""Room for the name in a line of two cells, which a small drop in nats widens."""
 ROOM = (WIDTH - NAME) // CELL
 
 
@@ -107,9 +107,9 @@ def _spread(fractions: Sequence[float]) -> list[float]:
 
 
 def _line(name: str, cells: Sequence[str], width: int = NAME) -> str:
-    """Return a name, cut to a width with a mark, and cells."""
+    """Return a name, cut to a width with a mark, and cells, each behind a blank."""
     short = name if len(name) < width else f"{name[: width - 2]}…"
-    return f"{short:<{width}}" + "".join(f"{cell:>{CELL}}" for cell in cells)
+    return f"{short:<{width}}" + "".join(f" {cell:>{CELL - 1}}" for cell in cells)
 
 
 def _patterns(heads: pd.DataFrame) -> list[str]:

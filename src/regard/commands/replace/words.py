@@ -41,12 +41,12 @@ def task_title(name: str) -> str:
 
 
 def drop(value: float, unit: str) -> str:
-    """Format a drop and its unit, as in "6.2 %"; a gain is negative."""
+    """Format a drop and its unit, as in "6.2 %"; a gain is negative. Of less than 0.01 nats the first digit is told."""
     if math.isnan(value):
         return "–"
     text = f"{value:.{1 if unit == '%' else 2}f}"
-    if unit != "%" and float(text) == 0 and value:
-        text = f"{value:.0e}"  # a small drop is not none
+    if unit != "%" and 0 < abs(value) < 0.01:
+        text = f"{value:.1g}"  # a small drop is not none
     return f"{text.replace('-', '' if float(text) == 0 else '−', 1)} {unit}"
 
 
@@ -151,15 +151,15 @@ def _write_operations(outcome: Outcome) -> str:
     parts = []
     for name, rows in drops.groupby("constants", sort=False):
         low, high = drop_bounds(outcome, rows)
-        text = drop(float(rows["drop"].mean()), unit)
+        mean = float(rows["drop"].mean())
+        text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"
         if low <= 0 <= high:
-            text = f"none that is shown ({_not_excluded(outcome, rows, high)})"
+            text = f"no drop is shown: {_not_excluded(outcome, rows, high)}"
         elif math.isnan(low):
-            text += f" ({_NO_INTERVAL})"
-        parts.append(f"{name} {text}")
-    by_operation = ", ".join(parts)
-    average = "on average " if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
-    return f"With another operation instead of softmax the score drops {average}by: {by_operation}."
+            text += f", {_NO_INTERVAL}"
+        parts.append(f"with {name} {text}")
+    average = ", on average" if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
+    return f"Other operations instead of softmax{average}: {'; '.join(parts)}."
 
 
 _NO_INTERVAL = "without an interval"
