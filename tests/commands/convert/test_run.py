@@ -14,7 +14,7 @@ import regard as package
 from regard.commands.convert.config import ConvertConfig
 from regard.commands.convert.held_out import row_losses
 from regard.commands.convert.matching import LayerMatch
-from regard.commands.convert.page import ledes
+from regard.commands.convert.page import ledes, stage_lines
 from regard.commands.convert.result import ConvertResult
 from regard.commands.convert.run import convert
 from regard.data.corpus import BatchSampler, prepare_corpus
@@ -620,3 +620,11 @@ def test_the_change_is_told_once_with_its_direction(change: float, low: float, h
     assert first.endswith("1 step of training.")
     record = {"config": {"attention": "sigmoid"}, "data": {"domains": [{"name": "a", "repeated": 0.5}]}}
     assert ledes(stages, record)[2] == "Of the held-out text, 50 % is also in the training text, word for word."
+
+
+def test_the_change_has_the_decimals_of_its_interval() -> None:
+    columns = {"stage": ["untouched", "replaced"], "steps": [0, 1], "loss": 4.9, "perplexity": [9.0, 8.0]}
+    interval = {"change": -0.001333, "change_low": -0.002049, "change_high": -0.000616}
+    stages = pd.DataFrame({**columns, **interval})
+    *_, replaced = stage_lines(stages)
+    assert replaced.split() == ["replaced", "1", "4.900", "8.000", "−0.00133", "−0.00205", "to", "−0.00062"]

@@ -65,13 +65,11 @@ def _change(row: Any) -> str:
 
 def stage_lines(stages: pd.DataFrame) -> list[str]:
     """List the stages for a terminal."""
-    lines = [f"{'stage':<12}{'steps':>7}{'loss':>9}{'perplexity':>12}{'change':>9}  95 % interval"]
+    lines = [f"{'stage':<12}{'steps':>7}{'loss':>9}{'perplexity':>12}{'change':>10}  95 % interval"]
     for row in stages.itertuples():
-        interval = "" if row.stage == "untouched" else f"  {_interval(row.change_low, row.change_high)}"
-        change = "" if row.stage == "untouched" else format_signed(row.change, PLACES)
-        lines.append(
-            f"{row.stage:<12}{row.steps:>7,}{row.loss:>9.3f}{number(row.perplexity, 4):>12}{change:>9}{interval}"
-        )
+        change, interval = ("", "") if row.stage == "untouched" else _signed(row._asdict())
+        line = f"{row.stage:<12}{row.steps:>7,}{row.loss:>9.3f}{number(row.perplexity, 4):>12}{change:>10}  {interval}"
+        lines.append(line.rstrip())
     return lines
 
 
@@ -130,15 +128,17 @@ def _table(stages: pd.DataFrame) -> Table:
         is_first = row.stage == "untouched"
         cells = [f"{row.steps:,}", number(row.loss, 4), f"{number(row.loss_low, 4)} – {number(row.loss_high, 4)}"]
         cells.append(number(row.perplexity, 4))
-        change = [format_signed(row.change, PLACES), _interval(row.change_low, row.change_high)]
-        cells += ["–", "–"] if is_first else change
+        cells += ["–", "–"] if is_first else _signed(row._asdict())
         rows.append((str(row.stage), STAGES[str(row.stage)], cells))
     return Table(rows, head, "Loss by stage")
 
 
-def _interval(low: float, high: float) -> str:
+def _signed(row: Mapping[Any, Any]) -> tuple[str, str]:
+    """Write the change of a stage, and its interval, in equal decimals."""
+    low, high = row["change_low"], row["change_high"]
     places = labels.interval_decimals((high - low) / 2, low, high, PLACES)
-    return f"{format_signed(low, places)} to {format_signed(high, places)}"
+    change, low, high = (format_signed(value, places) for value in (row["change"], low, high))
+    return change, f"{low} to {high}"
 
 
 def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyFigure]:
@@ -148,8 +148,8 @@ def _key_figures(stages: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyF
         for row in stages.itertuples()
     ]
     seconds = labels.metadata_number(metadata, "cost", "seconds")
-    interval = f"{_interval(last['change_low'], last['change_high'])} nats a token"
-    figures.append(KeyFigure("Change of the loss", format_signed(last["change"], PLACES), interval))
+    change, interval = _signed(last)
+    figures.append(KeyFigure("Change of the loss", change, f"{interval} nats a token"))
     if seconds is not None:
         steps = int(stages["steps"].sum())
         figures.append(KeyFigure("Training", format_duration(seconds), pluralize(steps, "step")))
