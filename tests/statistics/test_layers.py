@@ -56,7 +56,14 @@ def test_over_smoothing_of_known_states(
     make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:
     same, opposite = torch.ones(4, 3).double(), torch.tensor([[2.0, 0.0], [-3.0, 0.0]]).double()
-    for hidden, expected in ((same, 1.0), (opposite, -1.0), (torch.eye(5).double(), 0.0)):
+    with_zeros = torch.tensor([[1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]).double()  # as of a padding token that is read
+    for hidden, expected in (
+        (same, 1.0),
+        (opposite, -1.0),
+        (torch.eye(5).double(), 0.0),
+        (with_zeros, 1 / 3),
+        (0 * same, 0.0),
+    ):
         measured = STATISTICS["over_smoothing"]()
         measured.update([observe([make(torch.eye(len(hidden), dtype=torch.float64)[None], hidden=hidden)])])
         assert value_of(measured.result()) == pytest.approx(expected, abs=1e-12)

@@ -88,11 +88,14 @@ def per_key(statistic: PerLayer, layer: Observation, sums: Tensor) -> Iterator[S
 
 
 def over_smoothing(
-    direction: Float[Tensor, "sample width"], length: Int[Tensor, " sample"]
+    direction: Float[Tensor, "sample width"], length: Int[Tensor, " sample"], units: Int[Tensor, " sample"]
 ) -> Float[Tensor, " sample"]:
-    """Return the mean of cos(h_i, h_j) over i ≠ j, from the sum of unit vectors: (‖Σu‖² − n) / (n(n − 1))."""
+    """Return the mean of cos(h_i, h_j) over i ≠ j, from the sum of unit vectors: (‖Σu‖² − u) / (n(n − 1)).
+
+    `units` is the number u of states that are not zero: the cosine with a state of zeros is 0.
+    """
     n = length.double()
-    return (direction.double().square().sum(-1) - n) / (n * (n - 1)).clamp(min=1)
+    return (direction.double().square().sum(-1) - units) / (n * (n - 1)).clamp(min=1)
 
 
 def matrix_entropy(hidden: Float[Tensor, "token width"]) -> Float[Tensor, ""]:
@@ -148,7 +151,9 @@ def _output_rank(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Ite
 
 
 def _over_smoothing(statistic: PerLayer, layer: Observation, direction: Tensor) -> Iterator[SampleValues]:
-    yield SampleValues(statistic.key(layer), over_smoothing(direction, layer.length), layer.length > 1)
+    norms = layer.tensors["hidden_norm"]
+    units = (layer.query_mask(norms.shape[-1]) & (norms > 0)).sum(-1)
+    yield SampleValues(statistic.key(layer), over_smoothing(direction, layer.length, units), layer.length > 1)
 
 
 def _matrix_entropy(statistic: PerLayer, layer: Observation, hidden: Tensor) -> Iterator[SampleValues]:
@@ -211,6 +216,7 @@ _TABLE: dict[str, Callable[[str], LayerStatistic]] = {
     "over_smoothing": _define(
         _over_smoothing,
         "direction",
+        "hidden_norm",
         title="Over-smoothing",
         description="Mean cosine between the hidden states of different tokens of a sample.",
         source=f"{BAI}, over-smoothing",
