@@ -85,15 +85,28 @@ def image_inputs(lead: int, **options: Any) -> dict[str, Any]:
     return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "pixel_values": pixels, **options}
 
 
-def gemma3_case() -> tuple[Any, dict[str, Any]]:
-    text = transformers.Gemma3TextConfig(**TEXT, query_pre_attn_scalar=8, layer_types=["full_attention"] * 2)
+def gemma3(**options: Any) -> Any:
+    text = transformers.Gemma3TextConfig(**TEXT, query_pre_attn_scalar=8, **options)
     config = transformers.Gemma3Config(
         vision_config=transformers.SiglipVisionConfig(**VISION), text_config=text, image_token_id=IMAGE,
         image_token_index=IMAGE, mm_tokens_per_image=16, boi_token_index=111, eoi_token_index=112,
     )  # fmt: skip
+    return model_of(config, transformers.Gemma3ForConditionalGeneration)
+
+
+def gemma3_case() -> tuple[Any, dict[str, Any]]:
     inputs = image_inputs(lead=4)
     inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
-    return model_of(config, transformers.Gemma3ForConditionalGeneration), inputs
+    return gemma3(layer_types=["full_attention"] * 2), inputs
+
+
+def two_images_case() -> tuple[Any, dict[str, Any]]:
+    """Two images in each text, one of whose layers has a window that is shorter than an image."""
+    first, second = image_inputs(lead=4), image_inputs(lead=2)
+    inputs = {name: torch.cat([first[name], second[name]], dim=1) for name in ("input_ids", "attention_mask")}
+    inputs["pixel_values"] = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(3))
+    inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE).long()
+    return gemma3(layer_types=["sliding_attention", "full_attention"], sliding_window=5), inputs
 
 
 def paligemma_case() -> tuple[Any, dict[str, Any]]:
@@ -130,6 +143,7 @@ CASES = {
     "window": window_case,
     "prefix mask": prefix_case,
     "Gemma 3": gemma3_case,
+    "two images": two_images_case,
     "PaliGemma": paligemma_case,
 }
 
