@@ -128,23 +128,13 @@ def load(
         seed: Seed of random weights.
     """
     torch_device, name = _device(device), str(name)
-    folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
-    if peft_adapters.is_adapter(folder):
-        if adapter is not None:
-            raise UserError(f"adapter: expected none with '{name}', which is an adapter itself; got '{adapter}'")
-        name, adapter = peft_adapters.find_base_name(folder), name
-        folder = find_model_folder(name, code=trust_remote_code, weights=not random_weights)
+    folder, name, adapter = _find(name, adapter, code=trust_remote_code, weights=not random_weights)
     adapter_folder = None if adapter is None else peft_adapters.find_adapter_folder(adapter)
     if adapter_folder is not None and random_weights:
         raise UserError(f"adapter: expected none with random weights, got '{adapter}'")
     with suppress_logging():
         options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
-        with as_user_error(f"model: the configuration of '{name}' is not understood:", (Exception,)):
-            import_model_type(folder)
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-        check_complete_model(config, name)
-        if language_model:
-            check_generates_text(config, name)
+        config = _read_config(folder, name, trust_remote_code, language_model=language_model)
         files = [] if random_weights else find_weight_files(folder, name)
         processor = None
         if images or audio or videos:
@@ -186,6 +176,38 @@ def load(
         model.set_experts_implementation("eager")  # PyTorch has no grouped products in float64
     model.eval()
     return Loaded(model, tokenizer, name, sha256_of_file(*files) if files else None, adapter, processor)
+
+
+def check_model(name: str, adapter: str | None = None, *, code: bool = False, language_model: bool = False) -> None:
+    """Raise UserError for what `load` would refuse before it reads weights; of a hub id no weights are fetched."""
+    folder, base, adapter = _find(name, adapter, code=code, weights=False)
+    if adapter is not None:
+        peft_adapters.find_adapter_folder(adapter)
+    _read_config(folder, base, code, language_model=language_model)
+    if base == model_files.MINILM or Path(base).expanduser().is_dir():
+        find_weight_files(folder, base)
+    check_tokenizer_files(folder, base)
+
+
+def _find(name: str, adapter: str | None, *, code: bool, weights: bool) -> tuple[Path, str, str | None]:
+    """Return the folder and name of a model, and its adapter's name; that of an adapter is the base that it names."""
+    folder = find_model_folder(name, code=code, weights=weights)
+    if peft_adapters.is_adapter(folder):
+        if adapter is not None:
+            raise UserError(f"adapter: expected none with '{name}', which is an adapter itself; got '{adapter}'")
+        name, adapter = peft_adapters.find_base_name(folder), name
+        folder = find_model_folder(name, code=code, weights=weights)
+    return folder, name, adapter
+
+
+def _read_config(folder: Path, name: str, trust_remote_code: bool, *, language_model: bool) -> Any:
+    with suppress_logging(), as_user_error(f"model: the configuration of '{name}' is not understood:", (Exception,)):
+        import_model_type(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    check_complete_model(config, name)
+    if language_model:
+        check_generates_text(config, name)
+    return config
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:

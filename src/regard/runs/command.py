@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,6 +31,9 @@ class Command(ABC):
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return all fields of a run from some, checked, as JSON holds them. Raises UserError."""
         return self.config.from_dict(fields).to_dict()
+
+    def check_models(self, runs: Sequence[Mapping[str, Any]]) -> None:  # noqa: B027  # most load none
+        """Check that what runs with these fields load beside their data can be had. Raises UserError."""
 
     def arguments(self, config: Path, out: Path) -> list[str]:
         """Return what Python runs for a trial, which goes on with what is in `out`."""

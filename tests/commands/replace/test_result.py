@@ -195,3 +195,21 @@ def test_summary_is_for_the_terminal() -> None:
     Console(file=out, width=80).print(made().summary())
     assert "example/tiny" in out.getvalue()
     assert "Constants average, ranking lambda" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "replaced, said",
+    [
+        ([0.80, 0.82], "m: t loses 11.0 % with average, all heads constant"),
+        ([0.78, 0.90], "m: t loses nothing that is shown with average (7.7 %), all heads constant"),
+        ([0.80], "m: t loses 11.1 % with average, all heads constant"),
+    ],
+)
+def test_a_headline_tells_a_loss_that_is_shown(replaced: list[float], said: str) -> None:
+    """Paired by seed: of 10 points twice the interval has no width, of 12 and 2 it is far wider than their mean."""
+    rows = [("m", "t", "none", "none", 1.0, seed, "accuracy", (0.9, 0.92)[seed]) for seed in range(len(replaced))]
+    rows += [("m", "t", "average", "lambda", 0.0, seed, "accuracy", score) for seed, score in enumerate(replaced)]
+    columns = ["model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score"]
+    empty = pd.DataFrame(columns=list(COST_COLUMNS))
+    result = ReplaceResult(pd.DataFrame(rows, columns=columns), replaced_run.heads(), empty, {"model": {"name": "m"}})
+    assert result.headline() == said

@@ -1,6 +1,7 @@
 """Several models and tasks in one `regard replace`: each pair a run, one result and one page."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -194,12 +195,15 @@ def test_each_pair_is_a_run_and_the_scores_stand_together(
 def test_what_failed_is_named_and_what_is_done_is_kept(
     regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
 ) -> None:
-    out = tasks[0].parent / "out"
-    line = ("replace", tiny("bert"), "nothing", "--task", tasks[0], *SMALL, "--out", out)
+    out, broken = tasks[0].parent / "out", tasks[0].parent / "nothing"
+    shutil.copytree(tiny("llama"), broken)
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "hidden_size": 2 * config["hidden_size"]}))
+    line = ("replace", tiny("bert"), broken, "--task", tasks[0], *SMALL, "--out", out)
     ended = regard(*line)
     assert (ended.code, out.exists()) == (2, False)
     last = ended.err.splitlines()[-1]
-    assert all(told in last for told in ("1 of 2 runs failed", "a.jsonl with nothing (what went wrong)", "--resume"))
+    assert all(told in last for told in ("1 of 2 runs failed", "nothing (what went wrong)", "--resume"))
     assert [job.key for job in jobs] == ["bert-a", "nothing-a"]
     assert regard(*line, "--resume").code == 2
     assert [job.key for job in jobs] == ["nothing-a"]
@@ -207,6 +211,16 @@ def test_what_failed_is_named_and_what_is_done_is_kept(
     ended = regard(*line, "--resume")
     assert ended.code == 2
     assert "nothing (" not in ended.err, "over other rows no run goes on"
+
+
+def test_a_model_that_there_is_not_is_refused_before_a_run(
+    regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job]
+) -> None:
+    out = tasks[0].parent / "out"
+    ended = regard("replace", tiny("bert"), "nothing", "--task", tasks[0], *SMALL, "--out", out)
+    assert ended.code == 2
+    assert "model: 'nothing' is no folder here" in ended.err
+    assert jobs == []
 
 
 @pytest.mark.parametrize(

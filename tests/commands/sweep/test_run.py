@@ -5,10 +5,10 @@ import io
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -413,6 +413,42 @@ def test_trials_of_learning_that_are_finished_are_compared_by_their_scores(tmp_p
 def test_trials_of_learning_that_cannot_be(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=said):
         sweep("learn", {"num_epochs": [1, 2]}, out=tmp_path / "out", config=settings, num_seeds=1)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "verb, settings, said",
+    [
+        ("learn", {"model": "no model"}, "model: 'no model' is no folder here"),
+        ("learn", {"model": "empty"}, "model: expected config.json in the folder 'empty', found nothing"),
+        ("learn", {"adapter": "empty"}, "adapter: expected"),
+        ("pretrain", {"tokenizer": "empty"}, "tokenizer: expected a folder with tokenizer"),
+    ],
+)
+def test_models_that_cannot_be_had_are_refused_once_before_a_trial(
+    verb: Literal["learn", "pretrain"],
+    settings: dict[str, Any],
+    said: str,
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    fields = {"learn": {"stream": "yahoo-split", "model": str(tiny("bert"))}, "pretrain": {"max_steps": 1}}[verb]
+    vary = {"learning_rate": [0.1, 0.2]}
+    with pytest.raises(UserError, match=said):
+        sweep(verb, vary, out="out", config={**fields, **settings}, num_seeds=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_encoder_does_not_learn_to_answer_in_a_sweep(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    rows = [{"task": "t", "text": f"w{number}", "answer": f"w{number}"} for number in range(10)]
+    stream = tmp_path / "rows.jsonl"
+    stream.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"stream": str(stream), "model": str(tiny("bert"))}
+    with pytest.raises(UserError, match=r"model: expected one that writes text, got '.*', an encoder"):
+        sweep("learn", {"learning_rate": [0.1, 0.2]}, out=tmp_path / "out", config=settings, num_seeds=1)
     assert not (tmp_path / "out").exists()
 
 

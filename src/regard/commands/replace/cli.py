@@ -82,6 +82,7 @@ def _run_several(
 ) -> None:
     """Run each model with each task; what can be refused is refused before one begins."""
     from regard.commands.replace.several import PARTS, make_pairs, replace_several
+    from regard.models.pretrained import check_model
     from regard.runs.command_line import run_command
     from regard.runs.launchers import make_launcher
 
@@ -92,6 +93,7 @@ def _run_several(
         _check_data(args, config, task)
     for model in models:
         arguments.model_options(argparse.Namespace(**{**vars(args), "model": model}))
+        check_model(model, code=args.trust_remote_code, language_model=LANGUAGE_MODEL in tasks)
     gpus = None if args.device in ("auto", "cuda") else 0
     engine = make_launcher(args.launcher, workers=1 if args.workers is None else args.workers, gpus=gpus)
     given = {"--data": args.data, "--constants-from": args.constants_from, "--device": args.device}

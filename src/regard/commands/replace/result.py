@@ -17,7 +17,7 @@ from regard.commands.replace.charts import Picture, order_panels, pictures, scor
 from regard.commands.replace.page import replace_page
 from regard.commands.replace.scores import Outcome, intervals
 from regard.commands.replace.terminal import replace_summary
-from regard.commands.replace.words import describe_fraction, row_drop
+from regard.commands.replace.words import brief_loss, describe_fraction
 from regard.constants import count_dynamic
 from regard.errors import UserError
 from regard.report import colors, labels
@@ -68,7 +68,7 @@ class ReplaceResult(RunResult):
         outcome = Outcome(self.scores, self.metadata)
         drops = outcome.main if len(outcome.main) else outcome.operations
         last = drops[drops["dynamic_fraction"] == drops["dynamic_fraction"].min()]
-        parts = [f"{row.task} loses {row_drop(row)} with {row.constants}" for row in last.itertuples()]
+        parts = [brief_loss(outcome, row) for _, row in last.iterrows()]
         fraction = f", {describe_fraction(float(last['dynamic_fraction'].iloc[0]))}" if len(last) else ""
         tasks = labels.join(parts or map(str, self.scores["task"].unique()))
         return f"{labels.model_name(self.metadata)}: {tasks}{fraction}"

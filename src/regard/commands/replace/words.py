@@ -55,6 +55,15 @@ def row_drop(row: Any) -> str:
     return drop(float(row.drop), str(row.unit))
 
 
+def brief_loss(outcome: Outcome, row: pd.Series) -> str:
+    """Say in a few words what a row of `relative_drop` loses; nothing that its interval does not show."""
+    low, high = drop_bounds(outcome, pd.DataFrame([row]))
+    task, constants, loss = row["task"], row["constants"], drop(float(row["drop"]), str(row["unit"]))
+    if low <= 0 <= high:
+        return f"{task} loses nothing that is shown with {constants} ({loss})"
+    return f"{task} loses {loss} with {constants}"
+
+
 def ledes(outcome: Outcome, cost: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
     """Write what was run, then the outcome of replacing, then of other operations."""
     windows = labels.metadata_number(metadata, "data", "validation")

@@ -1,6 +1,6 @@
 """`regard learn` and `regard pretrain` as a sweep repeats them: one method, one recipe a trial."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,9 @@ from regard.commands.pretrain.config import PRESETS, TRAIN_TOKENIZER, PretrainCo
 from regard.commands.pretrain.result import PretrainResult
 from regard.data.stream_catalog import STREAMS
 from regard.data.texts import HUB, PYTHON, Source, check_source
+from regard.data.tokenizers import read_tokenizer
 from regard.errors import UserError, warn_user
+from regard.models.pretrained import check_model
 from regard.runs.command import Command
 from regard.runs.result import read_metadata
 
@@ -27,7 +29,7 @@ class LearnCommand(Command):
     flags = ("--no-save-models",)
 
     def __init__(self) -> None:
-        self._readable: set[LearnConfig] = set()
+        self._writes_text: dict[LearnConfig, bool] = {}
         self._scored: dict[tuple[str, str], str] = {}
 
     def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +43,15 @@ class LearnCommand(Command):
         if len(split_methods(config)) > 1:
             raise UserError(f"method: expected one in each trial, got {config.method}; vary method={config.method}")
         stream = replace(config, method="finetune", set=())
-        if config.stream not in STREAMS and stream not in self._readable:
-            stream.read()
-            self._readable.add(stream)
+        if config.stream not in STREAMS and stream not in self._writes_text:
+            self._writes_text[stream] = stream.read().text
         return config.to_dict()
+
+    def check_models(self, runs: Sequence[Mapping[str, Any]]) -> None:
+        configs = [replace(LearnConfig.from_dict(fields), method="finetune", set=()) for fields in runs]
+        models = {(config.model, config.adapter, self._writes_text.get(config, False)): None for config in configs}
+        for model, adapter, writes_text in models:
+            check_model(model, adapter, language_model=writes_text)
 
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
         config = LearnConfig.from_dict(fields)
@@ -100,6 +107,11 @@ class PretrainCommand(Command):
         for source in config.data:
             check_source(Source.parse(source))
         return config.to_dict()
+
+    def check_models(self, runs: Sequence[Mapping[str, Any]]) -> None:
+        for tokenizer in dict.fromkeys(fields["tokenizer"] for fields in runs):
+            if tokenizer != TRAIN_TOKENIZER:
+                read_tokenizer(tokenizer)
 
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
         sources = map(Source.parse, fields["data"])
