@@ -435,7 +435,10 @@ def test_models_that_cannot_be_had_are_refused_once_before_a_trial(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    fields = {"learn": {"stream": "yahoo-split", "model": str(tiny("bert"))}, "pretrain": {"max_steps": 1}}[verb]
+    fields = {
+        "learn": {"stream": "yahoo-split", "model": str(tiny("bert"))},
+        "pretrain": {"max_steps": 1, "warmup_steps": 0},
+    }[verb]
     vary = {"learning_rate": [0.1, 0.2]}
     with pytest.raises(UserError, match=said):
         sweep(verb, vary, out="out", config={**fields, **settings}, num_seeds=2)
