@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,13 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_a_folder(saved: Saved) -> None:
     assert "is a file" in refusal(saved("bert") / "config.json")
+
+
+def test_the_folder_of_a_run_is_refused_with_that_of_its_model(saved: Saved, tmp_path: Path) -> None:
+    """Whichever command reads it, and from Python."""
+    inner = shutil.copytree(saved("llama"), tmp_path / "run" / "model")
+    with pytest.raises(UserError, match=f"which is of a run; did you mean {inner}"):
+        load(tmp_path / "run")
 
 
 def test_a_folder_without_configuration(saved: Saved) -> None:

@@ -85,7 +85,10 @@ def find_model_folder(name: str, *, code: bool = False, weights: bool = True) ->
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
-            raise UserError(f"model: expected config.json in the folder '{name}', found {_listing(folder)}")
+            inner, found = folder / "model", f"found {_listing(folder)}"
+            if (inner / "config.json").is_file():
+                found = f"which is of a run; did you mean {inner}?"
+            raise UserError(f"model: expected config.json in the folder '{name}', {found}")
         return folder
     if folder.exists():
         raise UserError(f"model: expected {_ALLOWED}; '{name}' is a file")

@@ -126,14 +126,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `add_model_options` as `regard.models.load` takes them.
-
-    Raises UserError if the model is the folder of a run, which has a model inside.
-    """
-    folder = Path(args.model) / "model"
-    if not (Path(args.model) / "config.json").is_file() and (folder / "config.json").is_file():
-        problem = f"expected config.json in the folder '{args.model}', which is of a run"
-        raise UserError(f"model: {problem}; did you mean {folder}?")
+    """Return the options of `add_model_options` as `regard.models.load` takes them."""
     return {name: getattr(args, name) for name in MODEL_DEFAULTS}
 
 

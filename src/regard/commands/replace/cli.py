@@ -92,7 +92,6 @@ def _run_several(
     for task in tasks:
         _check_data(args, config, task)
     for model in models:
-        arguments.model_options(argparse.Namespace(**{**vars(args), "model": model}))
         check_model(model, code=args.trust_remote_code, language_model=LANGUAGE_MODEL in tasks)
     gpus = None if args.device in ("auto", "cuda") else 0
     engine = make_launcher(args.launcher, workers=1 if args.workers is None else args.workers, gpus=gpus)
