@@ -183,6 +183,15 @@ def test_an_axis_of_several_numbers_is_left_to_them() -> None:
     assert [layer["encoding"]["y"]["scale"] for layer in spec["layer"]] == [{"zero": False}] * 2
 
 
+@needs_node
+def test_a_few_positions_have_a_tick_each_and_nothing_stands_between_them() -> None:
+    few, many = ({**LINES, "axis": "position", "points": points("a", "position", [1.0] * count)} for count in (2, 40))
+    drawn = draw(page(Panels([few], "few"), Panels([many], "many")))["start"]
+    axes = [figure["spec"]["layer"][0]["encoding"]["x"]["axis"] for figure in drawn]
+    assert (axes[0]["values"], axes[0]["format"]) == ([0, 1], "d")
+    assert "values" not in axes[1]
+
+
 @pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
@@ -242,7 +251,7 @@ def test_words_are_legible_on_every_shade_of_the_ramp_and_in_the_colors_of_the_p
 
 @needs_chromium
 def test_what_is_wide_or_long_is_whole_on_paper(tmp_path: Path) -> None:
-    """A table and a command that would scroll are wrapped, and a chart that is wider than the paper shrinks."""
+    """What would scroll is wrapped, a chart that is wider than the paper shrinks, no paragraph goes over two sheets."""
     table = Table([("row", "", ["a long cell, " * 3] * 6)], ["Name", *"abcdef"], "a table")
     text = page(table, Command("regard measure x " * 40), Panels([LINES], "lines"))
     (tmp_path / "page.html").write_text(text)
@@ -256,7 +265,9 @@ def test_what_is_wide_or_long_is_whole_on_paper(tmp_path: Path) -> None:
         beyond = "e.getBoundingClientRect().width - e.parentElement.clientWidth"
         within = f"(e) => [e.tagName, e.scrollWidth - e.clientWidth, {beyond}]"
         found = browser.run(f"{boxes}.map({within})")
+        kept = browser.run("[...document.querySelectorAll('p')].map((e) => getComputedStyle(e).breakInside)")
     assert {tag for tag, _, _ in found} == {"TABLE", "PRE", "svg"}
+    assert set(kept) == {"avoid"}
     assert max(max(inside, beyond) for _, inside, beyond in found) <= 1
 
 

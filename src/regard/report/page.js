@@ -128,11 +128,13 @@ const regard = (() => {
 
   // ---- panels: figures of lines that share a section ----
   const TITLES = { step: "Step", layer: "Layer", position: "Position", tasks: "Tasks learnt", after: "Tasks learnt", task_index: "Task", fraction: "Dynamic heads" };
-  // There is no half task and no half layer: a tick at each place, or at every second, third and so on.
+  // There is no half task, layer or position: a tick at each place, or at every second, third and so on; of positions,
+  // which may be many and uneven, only where they are few.
   const WHOLE = ["layer", "tasks", "after", "task_index"];
   const TICKS = 7;
   const wholeTicks = (panel) => {
     const places = [...new Set(panel.points.map((point) => point[panel.axis]))].sort((a, b) => a - b);
+    if (!WHOLE.includes(panel.axis) && !(panel.axis === "position" && places.length <= TICKS)) return {};
     const every = Math.ceil(places.length / TICKS);
     return { values: places.filter((_, i) => i % every === 0), format: "d" };
   };
@@ -144,7 +146,7 @@ const regard = (() => {
       field: ticks ? "place" : axis,
       type: "quantitative",
       title: TITLES[axis],
-      axis: { grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8, ...look, ...(WHOLE.includes(axis) ? wholeTicks({ axis, ...panel }) : {}) },
+      axis: { grid: false, labelFlush: false, labelOverlap: true, labelSeparation: 8, ...look, ...wholeTicks({ axis, ...panel }) },
       scale: { nice: false, zero: false, ...(ticks ? { padding: 10 } : {}) },
     };
   };

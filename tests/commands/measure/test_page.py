@@ -1,5 +1,6 @@
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from regard.commands.measure.page import FIRST, comparison_page, page, payload, 
 from regard.errors import UserError
 from regard.report.arrays import heads, layers, measures
 from regard.report.page import libraries, script_safe
+from tests.report.chromium import Chromium, needs_chromium
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 
 
@@ -255,3 +257,20 @@ def test_map_takes_the_whole_sequence_then_the_first_position(made: SimpleNamesp
     assert by_layer is not None
     np.testing.assert_allclose(by_layer.values, cube[:, :, 0].mean(1))
     assert heads(found["over_smoothing"]) is None
+
+
+@needs_chromium
+def test_an_error_of_rounding_is_told_as_0(made: SimpleNamespace, tmp_path: Path) -> None:
+    """Samples are the same where all are one prompt beside images; their sums differ in the last bits."""
+    table = made.table()
+    table["standard_error"] = 1e-13 * table["value"].abs()
+    (tmp_path / "page.html").write_text(page(table, made.record(), None))
+    with Chromium(tmp_path / "profile") as browser:
+        browser.open((tmp_path / "page.html").as_uri())
+        cells = (
+            "[...document.querySelectorAll('#head-numbers tbody tr')].map((row) => row.lastElementChild.textContent)"
+        )
+        browser.wait(f"{cells}.length")
+        told = browser.run(cells)
+    margins = {cell.partition(" ± ")[2].removesuffix(" %") for cell in told if "±" in cell}
+    assert margins == {"0"}

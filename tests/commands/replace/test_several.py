@@ -80,6 +80,13 @@ def test_over_all_tasks_the_correlation_is_partial() -> None:
     )
 
 
+def test_a_correlation_of_rounding_errors_is_0() -> None:
+    """Within one task the drop is the same, within the other the original."""
+    original, drops = {"a": [0.1 + 0.2, 0.7], "b": [0.6, 0.6]}, {"a": [4.0, 4.0], "b": [0.1 + 0.2, 8.1]}
+    row = drops_by_original(Outcome(scores_of(values_of(original, drops)), {})).iloc[-1]
+    assert (row["task"], row["r"]) == (ALL_TASKS, 0)
+
+
 def test_dots_of_one_model_are_no_independent_ones() -> None:
     """Original and drop are independent qualities of a model, alike in all tasks: the interval of r holds 0 in 95 %."""
     draw, held = np.random.default_rng(0), 0

@@ -6,8 +6,12 @@
   let mapViews = [];
 
   // ---- words ----
-  const withError = (value, error, unit) =>
-    show(value) + (error === null || error === undefined ? "" : ` ± ${show(error)}`) + (unit === "%" ? " %" : "");
+  // Relative errors below this are those of floating-point sums, as `ROUNDING` of regard.report.labels has it.
+  const ROUNDING = 1e-9;
+  const withError = (value, error, unit) => {
+    const margin = Math.abs(error) <= ROUNDING * Math.abs(value) ? 0 : error;
+    return show(value) + (error === null || error === undefined ? "" : ` ± ${show(margin)}`) + (unit === "%" ? " %" : "");
+  };
   const nameOf = (m) => m.title + (m.epsilon === null ? "" : `, ε = ${m.epsilon}`);
   const fullName = (m) => nameOf(m) + (severalSites ? `, ${sites[m.site]}` : "");
   const inUnit = (m) => (m.unit ? ` (${m.unit})` : "");

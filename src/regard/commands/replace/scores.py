@@ -137,7 +137,10 @@ def _correlation(dots: pd.DataFrame) -> float:
     values = dots[["original", "drop"]]
     x, y = (values - values.groupby(dots["task"]).transform("mean")).to_numpy().T
     size = math.sqrt(float(x @ x) * float(y @ y))
-    return math.nan if size <= ROUNDING else max(-1.0, min(1.0, float(x @ y) / size))
+    if size <= ROUNDING:
+        return math.nan
+    r = max(-1.0, min(1.0, float(x @ y) / size))
+    return 0.0 if abs(r) <= ROUNDING else r
 
 
 def _fisher(r: float, n: int) -> tuple[float, float, float]:
