@@ -142,6 +142,8 @@ def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
         ({"colour": ["red"]}, {}, "no field colour; allowed are deaf, failures, gate, name"),
         ({"seed": [1]}, {}, "seeds are given by --seeds"),
         ({"rate": []}, {}, "at least one value of rate"),
+        ({"name": "elu"}, {}, "vary: expected a list of values of name, got 'elu'"),
+        ({"rate": 1.0}, {}, "vary: expected a list of values of rate, got 1.0"),
         ({"name": ["softmax", "softmin"], "rate": [1.0]}, {}, "got 'softmin' .of name=softmin rate=1.0"),
         ({"rate": [1.0]}, {"num_seeds": 0}, "num-seeds: expected at least 1, got 0"),
         ({"rate": [1.0]}, {"seeds": [1, -1]}, "seeds: expected"),
@@ -153,7 +155,7 @@ def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(
-    vary: dict[str, list[Any]], options: dict[str, Any], said: str, tmp_path: Path
+    vary: dict[str, Any], options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=said):
         swept(tmp_path / "out", vary, **options)

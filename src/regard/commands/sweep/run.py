@@ -202,6 +202,8 @@ def make_trials(
     """Return every combination of the values with every seed, each once. Raises UserError for one that cannot be."""
     for name, values in vary.items():
         check_varied_field(command, name)
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise UserError(f"vary: expected a list of values of {name}, got {describe_value(values)}")
         if not values:
             raise UserError(f"vary: expected at least one value of {name}, got none")
     if not vary:
