@@ -436,6 +436,19 @@ def test_rows_that_are_also_held_out_are_told_where_they_are_dropped() -> None:
     ]
 
 
+def test_rows_that_a_scale_leaves_unused_are_told() -> None:
+    available = {"mood": {"train": {"calm": 70, "loud": 9}, "dev": {"calm": 500}, "test": {"calm": 300}}}
+    drawn = {"mood": {"train": {"calm": 60, "loud": 9}, "dev": {"calm": 100}, "test": {"calm": 100}}}
+    stream = {"available": available, "drawn": drawn, "rows": {"mood": 60}, "eval_rows": 100}
+    assert describe_rows(stream) == [
+        "Training rows beyond --samples-per-class 60, not used: 10 of mood.",
+        "Test rows beyond --max-eval-samples 100, not scored: 200 of mood.",
+    ]
+    assert describe_rows({**stream, "drawn": available}) == []
+    several = {"available": {"a": {"train": {"x": 9}}}, "drawn": {"a": {"train": {"x": 3}}}, "rows": {"a": 3, "b": 4}}
+    assert describe_rows(several) == ["Training rows beyond --samples-per-class, not used: 6 of a."]
+
+
 @pytest.mark.exhaustive
 def test_many_methods_have_no_bands_and_many_tasks_not_all_panels() -> None:
     many = learned.matrix([f"m{i}" for i in range(20)], (1, 2, 3), [f"t{i}" for i in range(16)], ("til",))

@@ -31,11 +31,31 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
         (told, {task: labels.section(overlaps, task).get(name) for task in overlaps})
         for name, told in _OVERLAPS.items()
     ]
+    by_task += [(told, _count_beyond(stream, split)) for split, told in _describe_limits(stream)]
     return [
         f"{told}: {_name_tasks({task: count for task, count in counts.items() if count})}."
         for told, counts in by_task
         if any(counts.values())
     ]
+
+
+def _describe_limits(stream: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Say of each split that is cut by a number of rows what that does, with the number where all tasks have one."""
+    by_class = set(labels.section(stream, "rows").values()) - {None}
+    most = f" {next(iter(by_class))}" if len(by_class) == 1 else ""
+    return [
+        ("train", f"Training rows beyond --samples-per-class{most}, not used"),
+        ("test", f"Test rows beyond --max-eval-samples {stream.get('eval_rows')}, not scored"),
+    ]
+
+
+def _count_beyond(stream: Mapping[str, Any], split: str) -> dict[str, int]:
+    """Count the rows of each task in a split that there are but were not drawn."""
+    available, drawn = (
+        {task: sum(labels.section(labels.section(counted, task), split).values()) for task in counted}
+        for counted in (labels.section(stream, "available"), labels.section(stream, "drawn"))
+    )
+    return {task: count - drawn.get(task, count) for task, count in available.items()}
 
 
 def _name_tasks(counts: Mapping[str, int]) -> str:
