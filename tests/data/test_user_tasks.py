@@ -835,3 +835,27 @@ def test_whole_numbers_with_a_point_are_no_measurements(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has no column 'task'"):
         said = message_of(write(tmp_path / "few.csv", rows))
     assert said.endswith("one for each split, got fewer of '0.0', '1.0'")
+
+
+@pytest.mark.parametrize("answer", ["answer", "completion"])
+def test_whole_prompts_are_read_as_they_are(tmp_path: Path, answer: str) -> None:
+    rows = [{"task": "chat", "prompt": f"<|user|>{at}?\n<|assistant|>", answer: f"{at}!"} for at in range(20)]
+    (task,) = read_stream(write(tmp_path / "chat.jsonl", rows)).tasks
+    assert isinstance(task, TextTask)
+    read = {pair for split in SPLITS for pair in zip(task.split(split).inputs, task.split(split).targets, strict=True)}
+    assert read == {(f"<|user|>{at}?\n<|assistant|>", (f"{at}!",)) for at in range(20)}
+    rows = [{"instruction": "Say it.", **row} for row in rows]
+    with pytest.raises(UserError, match=r"expected one of the columns instruction and prompt in .*found both"):
+        read_stream(write(tmp_path / "framed.jsonl", rows))
+    labelled = [
+        {"task": "t", "prompt": f"{at} of these", "label": "ab"[at % 2], "instruction": "Which?"} for at in range(20)
+    ]
+    (task,) = read_stream(write(tmp_path / "labelled.jsonl", labelled)).tasks
+    assert isinstance(task, ClassificationTask)
+    assert all(texts[0] == "Which?" and texts[1].endswith(" of these") for texts in task.train.texts)
+
+
+def test_conversations_are_refused_with_the_column_for_them(tmp_path: Path) -> None:
+    rows = [{"task": "chat", "messages": [{"role": "user", "content": "a"}]}]
+    with pytest.raises(UserError, match=r"found task, messages; write conversations as text in a column 'prompt'"):
+        read_stream(write(tmp_path / "talks.jsonl", rows))

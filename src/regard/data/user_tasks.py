@@ -35,7 +35,7 @@ INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
 """What a column of instructions, and one of free answers, may be called."""
 TEXT, OUTPUT = "text", ("output", "response", "completion")
 """The column of texts, and what one of free answers may be called besides where there are no labels."""
-_INPUT = "input"  # the column of texts where there is no `TEXT`
+_INPUT, _PROMPT = "input", "prompt"  # columns of texts, and of whole prompts, where there is no `TEXT`
 _PAIR = "text_pair"
 _WHOLE_NUMBER = re.compile(r"-?\d{1,18}(\.0+)?")  # pandas writes a column of integers with a gap as floats
 
@@ -89,7 +89,7 @@ def read_user_tasks(
 
     An instruction is the first of two texts, the others are joined as the second. Text-to-text tasks are those without
     labels, or of the task type "generation", which writes labels where there are no answers; their prompts are those of
-    the Long Sequence benchmark.
+    the Long Sequence benchmark, or as they are in a column prompt.
     """
     if path.is_dir():
         return _read_folder(path, task_type, missing_values)
@@ -253,12 +253,13 @@ def _find_columns(records: Sequence[_Record], task_type: TaskType | None, name: 
     if not found[ANSWER] and "label" not in names:
         found[ANSWER] = [choice for choice in OUTPUT if choice in names]
     is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
-    for choices in (INSTRUCTION, ANSWER)[: 1 + is_text]:
-        if len(found[choices]) > 1:
-            columns, all_of_them = " and ".join(found[choices]), "both" if len(found[choices]) == 2 else "all"
+    text = next((one for one in (TEXT, _INPUT, _PROMPT) if one in names), TEXT)
+    before = [*found[INSTRUCTION], *([_PROMPT] if is_text and text == _PROMPT else [])]
+    for several in (before, found[ANSWER] if is_text else []):
+        if len(several) > 1:
+            columns, all_of_them = " and ".join(several), "both" if len(several) == 2 else "all"
             raise UserError(f"stream: expected one of the columns {columns} in {name}, found {all_of_them}")
     instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
-    text = _INPUT if TEXT not in names and _INPUT in names else TEXT
     return _Columns(text, instruction, answer if is_text else None, is_text)
 
 
@@ -323,7 +324,7 @@ def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRo
     texts = (row.instruction, text) if row.instruction else row.texts
     if columns.is_text:
         definition, text = (row.instruction, text) if text.strip() else ("", row.instruction)
-        texts = (format_prompt(LONG_SEQUENCE, definition, text),)
+        texts = (text if columns.text == _PROMPT else format_prompt(LONG_SEQUENCE, definition, text),)
     return LabeledRow(texts, row.label, key, row.answers)
 
 
@@ -362,8 +363,7 @@ def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_
     """Return one text or two; a text_pair that is null or blank is none."""
     if may_be_blank and is_nothing(values.get(text)):
         return ("",)
-    columns = [text] if is_nothing(values.get(_PAIR)) else [text, _PAIR]
-    for column in columns:
+    for column in (columns := [text] if is_nothing(values.get(_PAIR)) else [text, _PAIR]):
         if not isinstance(values[column], str) or not values[column].strip():
             raise UserError(f"stream: expected text in the column '{column}' of {location}, got {values[column]!r}")
     return tuple(values[column] for column in columns)
