@@ -314,6 +314,22 @@ def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
     assert lines[3].split() == ["model.class", "SmolL…orCausalLM", "Llama"]
 
 
+@pytest.mark.parametrize("width", [66, 72, 80])
+def test_numbers_stay_whole_beside_wide_heads(width: int) -> None:
+    """Heads of differences are wider than their numbers: they wrap, the numbers do not."""
+    differences = {"second − first": [-2.604, -7.292], "± second − first": [190.9, 39.71]}
+    more = {"third − first": [-2.604, 12.24], "± third − first": [190.9, 33.09]}
+    values = {"first": [47.92, 53.12], "second": [45.31, 3.125], "third": [45.31, 78.12]}
+    table = pd.DataFrame({"figure": ["sapt, average_performance cil", "replay, forgetting til"]})
+    table = table.assign(**values, **differences, **more)
+    console = Console(width=width)
+    with console.capture() as told:
+        console.print(terminal_table(table, width=width))
+    *_, one, other = told.get().splitlines()
+    assert one.split()[-7:] == ["47.92", "45.31", "45.31", "-2.604", "190.9", "-2.604", "190.9"]
+    assert other.split()[-7:] == ["53.12", "3.125", "78.12", "-7.292", "39.71", "12.24", "33.09"]
+
+
 def test_rounding_is_no_difference() -> None:
     def run(values: tuple[float, ...]) -> Any:
         return PretrainResult(

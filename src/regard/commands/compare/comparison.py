@@ -213,15 +213,21 @@ def _first_part(figure: str) -> str:
 def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int = WIDTH) -> rich.table.Table:
     """Return a table as a terminal of a width shows it, its first rows: numbers in four digits, texts as they are.
 
-    Where it would be wider, words lose their middle rather than go on in the next line; numbers stay whole.
+    Where it would be wider, words lose their middle rather than go on in the next line; numbers stay whole, unless
+    numbers alone are wider.
     """
     rows = [[*map(_format, row)] for row in table.head(max_rows).itertuples(index=False)]
     widest = [max([len(str(name)), *map(len, cells)]) for name, *cells in zip(table.columns, *rows, strict=True)]
     room = min(widest[0], max(width // 3, width - sum(GAP + column for column in widest[1:])))
+    least = [max(map(_longest_number, cells), default=0) for cells in [*zip(*rows, strict=True)][1:]]
+    left = width - GAP - sum(GAP + column for column in least)
+    room = min(room, max(MIN_WORD, left))
     share = max(MIN_WORD, (width - room) // max(1, len(widest) - 1) - GAP)
     shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
     for index, column in enumerate(table.columns):
         name: dict[str, Any] = {"justify": "right", "overflow": "fold"} if index else {"no_wrap": True}
+        if index and rows and room <= left:
+            name["min_width"] = least[index - 1]
         shown.add_column(Text(str(column)), **name)
     for first, *cells in rows:
         shown.add_row(Text(shorten(first, room)), *(Text(_shorten_words(cell, share)) for cell in cells))
@@ -230,7 +236,15 @@ def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int 
 
 def _shorten_words(text: str, width: int) -> str:
     """Return a text whose words fit into a width, unless they are numbers."""
-    return " ".join(shorten(word, width) if any(map(str.isalpha, word)) else word for word in text.split(" "))
+    return " ".join(word if _is_number(word) else shorten(word, width) for word in text.split(" "))
+
+
+def _longest_number(text: str) -> int:
+    return max(len(word) if _is_number(word) else 0 for word in text.split(" "))
+
+
+def _is_number(word: str) -> bool:
+    return not any(map(str.isalpha, word))
 
 
 def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
