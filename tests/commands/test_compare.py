@@ -18,6 +18,7 @@ from regard.commands.compare.comparison import (
     compare_settings,
     list_notes,
     make_page,
+    split_columns,
     terminal_table,
 )
 from regard.commands.compare.curves import compare_tasks, make_curves
@@ -328,6 +329,22 @@ def test_numbers_stay_whole_beside_wide_heads(width: int) -> None:
     *_, one, other = told.get().splitlines()
     assert one.split()[-7:] == ["47.92", "45.31", "45.31", "-2.604", "190.9", "-2.604", "190.9"]
     assert other.split()[-7:] == ["53.12", "3.125", "78.12", "-7.292", "39.71", "12.24", "33.09"]
+
+
+def test_columns_that_do_not_fit_beside_each_other_follow_below() -> None:
+    values = {f"run {at}": [-10.25 - at, 53.12] for at in range(20)}
+    table = pd.DataFrame({"figure": ["sapt, average_performance cil", "replay, forgetting til"], **values})
+    parts = [*split_columns(table, 80)]
+    assert [name for part in parts for name in part.columns[1:]] == [*values]
+    assert {part.columns[0] for part in parts} == {"figure"}
+    console, shown = Console(width=80), ""
+    for part in parts:
+        with console.capture() as told:
+            console.print(terminal_table(part, width=80))
+        shown += told.get()
+    assert all(f" {-10.25 - at}" in shown for at in range(20))
+    assert [part.shape for part in split_columns(table.iloc[:, :4])] == [(2, 4)]
+    assert [part.shape for part in split_columns(table.iloc[:0])] == [(0, 21)]
 
 
 def test_rounding_is_no_difference() -> None:

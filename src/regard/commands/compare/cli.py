@@ -90,8 +90,11 @@ def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType],
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
         shown = [
-            comparison.terminal_table(settings, comparison.MAX_SETTINGS, width),
-            comparison.terminal_table(figures, width=width),
+            *(
+                comparison.terminal_table(part, comparison.MAX_SETTINGS, width)
+                for part in comparison.split_columns(settings, width)
+            ),
+            *(comparison.terminal_table(part, width=width) for part in comparison.split_columns(figures, width)),
         ]
         notes, page = comparison.list_notes(runs, settings, figures), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *two_runs], page

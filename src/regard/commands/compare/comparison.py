@@ -234,6 +234,20 @@ def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int 
     return shown
 
 
+def split_columns(table: pd.DataFrame, width: int = WIDTH) -> Iterator[pd.DataFrame]:
+    """Yield the table in parts, each with the first column, whose numbers and shortened words fit a width."""
+    columns = [[*map(_format, table[name])] for name in table.columns]
+    room = width - GAP - min(width // 3, max(map(len, columns[0]), default=0))
+    parts, used = [[0]], 0
+    for index, cells in enumerate(columns[1:], start=1):
+        needed = GAP + max((min(len(word), MIN_WORD) for cell in cells for word in cell.split(" ")), default=0)
+        if used + needed > room and len(parts[-1]) > 1:
+            parts, used = [*parts, [0]], 0
+        parts[-1].append(index)
+        used += needed
+    yield from (table.iloc[:, part] for part in parts)
+
+
 def _shorten_words(text: str, width: int) -> str:
     """Return a text whose words fit into a width, unless they are numbers."""
     return " ".join(word if _is_number(word) else shorten(word, width) for word in text.split(" "))
