@@ -236,6 +236,7 @@ def test_runs_of_one_method_each_are_compared(runs: Path) -> None:
     third = replace(found, accuracy_matrix=found.accuracy_matrix.assign(method="third"))
     assert "nothing is compared" in notes_of({"a": both, "b": third})[-1]
     assert "nothing is compared" not in notes_of({"a": found, "b": other})[-1]
+    assert notes_of({"a": both, "b": other, "c": third})[-1].startswith("figures are means over seeds")
 
 
 @pytest.mark.exhaustive

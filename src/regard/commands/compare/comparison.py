@@ -168,8 +168,9 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: p
         notes.append("the runs are of different tasks; their figures are means over these")
     by_run = _figures_by_run(runs)
     notes += _describe_gaps(by_run)
-    if not set.intersection(*map(set, by_run.values())):
-        return [*notes, "no figure is of all runs, so nothing is compared"]
+    first, *others = map(set, by_run.values())
+    if not any(first & other for other in others):
+        return [*notes, "no figure is of the first run and another, so nothing is compared"]
     if all(run.command == PretrainResult.command for run in runs.values()):
         return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
     if all(run.command == ConvertResult.command for run in runs.values()):
