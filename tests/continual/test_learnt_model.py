@@ -144,6 +144,16 @@ def test_one_text_is_no_list_of_letters(run: Path, tmp_path: Path) -> None:
         regard.LearntModel.from_pretrained(folder).predict("a cat")
 
 
+@pytest.mark.parametrize("gap", [None, float("nan"), 3, {"text": "a cat"}, ("a", None), ("a", "b", "c"), (), b"a cat"])
+def test_what_is_no_text_is_refused_by_its_row(gap: Any, run: Path, tmp_path: Path) -> None:
+    folder = rollback(run, 1, tmp_path / "model", method="finetune", model=loaded())
+    model = regard.LearntModel.from_pretrained(folder)
+    with pytest.raises(UserError, match=r"^texts: expected a text or a pair of texts in row 1, got "):
+        model.predict(["a cat", gap])
+    with pytest.raises(UserError, match=r"^texts: expected at least one, got none"):
+        model.predict([])
+
+
 @pytest.mark.parametrize(
     "base, begins, title",
     [

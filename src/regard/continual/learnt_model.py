@@ -103,7 +103,8 @@ class LearntModel:
             A label or an answer for each text. Labels that are whole numbers are called TASK/NUMBER.
 
         Raises:
-            UserError: There is no text, or no such task, or the method has to be told the task.
+            UserError: There is no text, or one that is none (a missing value), or no such task, or the method has to
+                be told the task.
         """
         if isinstance(texts, str):
             raise UserError(f"texts: expected a list of texts, got one text, {texts[:40]!r}")
@@ -113,7 +114,7 @@ class LearntModel:
             if len(names) > 1:
                 raise UserError(f"task: expected one of {', '.join(names)}, which {method} has to be told; got none")
             task = names[0]
-        rows = tuple((text,) if isinstance(text, str) else tuple(text) for text in texts)
+        rows = _read_rows(texts)
         self._tasks(task)
         number = NO_TASK if task is None else names.index(task)
         if not self.writes:
@@ -232,3 +233,17 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             "",
         ]
     )
+
+
+def _read_rows(texts: Iterable[Any]) -> tuple[tuple[str, ...], ...]:
+    """Return the one or two texts of each row. Raises UserError where there is none, or something else."""
+    rows = []
+    for index, text in enumerate(texts):
+        is_pair = isinstance(text, Iterable) and not isinstance(text, (str, Mapping))
+        row = tuple(text) if is_pair else (text,)
+        if len(row) not in (1, 2) or not all(isinstance(part, str) for part in row):
+            raise UserError(f"texts: expected a text or a pair of texts in row {index}, got {text!r:.50}")
+        rows.append(row)
+    if not rows:
+        raise UserError("texts: expected at least one, got none")
+    return tuple(rows)
