@@ -147,6 +147,22 @@ def test_a_loss_of_ones_own_is_trained() -> None:
         adapters.fit_task("one", plain)
 
 
+@pytest.mark.parametrize(
+    "made_of, got",
+    [
+        (lambda output: output.loss.item(), "a float"),
+        (lambda output: (output.loss, output.logits), "a tuple"),
+        (lambda output: output.loss.detach(), "one without a gradient"),
+        (lambda output: output.loss.expand(8), r"one of shape \(8,\)"),
+    ],
+)
+def test_what_is_no_loss_to_train_by_is_refused(made_of: Any, got: str) -> None:
+    adapters = SharedAdapters(made("bert"), r=4)
+    with pytest.raises(UserError, match=f"loss: expected a tensor of one number with a gradient, got {got}$"):
+        adapters.fit_task("one", batches("bert", 0), epochs=1, loss=lambda batch: made_of(adapters(**batch)))
+    assert adapters.adapter_names == ()
+
+
 def test_tasks_that_look_alike_are_told_in_a_warning() -> None:
     adapters = SharedAdapters(made("bert"), r=4)
     adapters.fit_task("one", batches("bert", 0), epochs=1)

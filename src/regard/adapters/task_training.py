@@ -55,8 +55,8 @@ def train_adapter(
     answers, is no step, and its loss NaN.
 
     Raises:
-        UserError: A loss or a gradient is not finite; the parameters are those of the step before. Or no batch has a
-            loss.
+        UserError: A loss is no tensor of one number that depends on the parameters, or it or a gradient is not finite;
+            the parameters are those of the step before. Or no batch has a loss.
     """
     steps, losses = plan.epochs * len(batches), list[float]()
     optimizer = torch.optim.AdamW(parameters, lr=plan.learning_rate, weight_decay=plan.weight_decay)
@@ -71,6 +71,7 @@ def train_adapter(
                 raise UserError("batches: expected at least one label, got none")
             continue
         value = loss(batch)
+        _check_loss(value)
         optimizer.zero_grad(set_to_none=True)
         value.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm))
@@ -82,6 +83,16 @@ def train_adapter(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return tuple(losses)
+
+
+def _check_loss(value: Any) -> None:
+    """Raise UserError if a loss of one's own is nothing to train by."""
+    got = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and value.requires_grad:
+            return
+        got = f"one of shape {tuple(value.shape)}" if value.numel() != 1 else "one without a gradient"
+    raise UserError(f"loss: expected a tensor of one number with a gradient, got {got}")
 
 
 @contextmanager
