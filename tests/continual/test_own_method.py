@@ -98,3 +98,18 @@ class Mine(method.Method):
     learner = make_learner(stream(4), own, loaded(), BUDGET, seed=1)
     with pytest.raises(UserError, match=r"at most memory_size \(0\) rows in state.examples of Mine, got 2"):
         run_stream(learner, own)
+
+
+@pytest.mark.parametrize(
+    "hook, problem",
+    [
+        ("def batches(self, learner, task, phase):\n        return []", r"Batches, .*; Mine.batches returned a list$"),
+        ("def loss(self, learner, network, rows):\n        return 3.0", "a tensor of one number .* got a float$"),
+        ("def loss(self, learner, network, rows):\n        return network(rows)[:, 0]", r"got one of shape \(\d+,\)$"),
+    ],
+)
+def test_hooks_that_return_something_else_are_refused(hook: str, problem: str, tmp_path: Path) -> None:
+    source = f"from regard.continual import method\n\n\nclass Mine(method.Method):\n    {hook}\n"
+    own = method_named(written(tmp_path, source))()
+    with pytest.raises(UserError, match=problem):
+        run_stream(make_learner(stream(4), own, loaded(), BUDGET, seed=1), own)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import UserError, check_int, warn_user
+from regard.models.loss import check_loss
 from regard.models.model_files import restore_modes
 
 LOW_OWN_WEIGHT = 0.8
@@ -71,7 +72,7 @@ def train_adapter(
                 raise UserError("batches: expected at least one label, got none")
             continue
         value = loss(batch)
-        _check_loss(value)
+        check_loss(value)
         optimizer.zero_grad(set_to_none=True)
         value.backward()
         norm = float(nn.utils.clip_grad_norm_(parameters, plan.max_grad_norm))
@@ -83,16 +84,6 @@ def train_adapter(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return tuple(losses)
-
-
-def _check_loss(value: Any) -> None:
-    """Raise UserError if a loss of one's own is nothing to train by."""
-    got = f"a {type(value).__name__}"
-    if isinstance(value, Tensor):
-        if value.numel() == 1 and value.requires_grad:
-            return
-        got = f"one of shape {tuple(value.shape)}" if value.numel() != 1 else "one without a gradient"
-    raise UserError(f"loss: expected a tensor of one number with a gradient, got {got}")
 
 
 @contextmanager

@@ -214,6 +214,9 @@ def _train(
 
     for index, phase in enumerate(method.phases(learner, learner.task)):
         batches = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
+        if not isinstance(batches, Batches):
+            got = f"{type(method).__name__}.batches returned a {type(batches).__name__}"
+            raise UserError(f"method: expected Batches, as learner.epoch_batches makes them; {got}")
         if not batches.steps:
             continue
         with train_only(learner.network, phase):

@@ -105,3 +105,13 @@ def _loss_and_gradient(logits: Tensor, labels: Tensor, acc_dtype: torch.dtype) -
     if torch.compiler.is_compiling():  # compiled, a comparison takes one pass over memory and a scatter more
         return loss, probs - (torch.arange(probs.shape[1], device=index.device) == index).to(acc_dtype)
     return loss, probs.scatter_add_(1, index, probs.new_full(index.shape, -1.0))
+
+
+def check_loss(value: Any) -> None:
+    """Raise UserError if a loss of a function of one's own is nothing to train by."""
+    got = f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and value.requires_grad:
+            return
+        got = f"one of shape {tuple(value.shape)}" if value.numel() != 1 else "one without a gradient"
+    raise UserError(f"loss: expected a tensor of one number with a gradient, got {got}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from regard.errors import UserError
+from regard.models.loss import check_loss
 from regard.models.model_files import restore_modes
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
@@ -243,7 +244,7 @@ def _add_gradients(run: _Run, batch: Batch, count: int, step: int) -> Tensor:
     for number, piece in enumerate(batch.pieces, start=1):
         with placed.accumulating(last=number == len(batch.pieces)):
             with placed.autocast():
-                value = run.loss(placed.called, piece)
+                check_loss(value := run.loss(placed.called, piece))
             (value * (placed.accelerator.num_processes / count)).backward()  # processes average gradients
         summed = summed + value.detach()
     return summed
