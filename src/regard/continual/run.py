@@ -213,7 +213,7 @@ def _train(
         on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
 
     for index, phase in enumerate(method.phases(learner, learner.task)):
-        batches = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
+        batches: Any = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
         if not isinstance(batches, Batches):
             got = f"{type(method).__name__}.batches returned a {type(batches).__name__}"
             raise UserError(f"method: expected Batches, as learner.epoch_batches makes them; {got}")
