@@ -52,6 +52,15 @@ def test_weights_are_those_of_the_definition(num_tasks: int, seed: int, shrinkag
     assert_close(fitted(*tasks, shrinkage=shrinkage)(vectors).double(), expected, atol=2e-3, rtol=0)
 
 
+def test_so_few_rows_that_they_have_one_degree_of_freedom() -> None:
+    tasks = [drawn(1, rows=2), drawn(2, rows=1)]
+    one, other = (task.mean(0) for task in tasks)
+    vectors = (one + other) / 2 + torch.tensor([[-1e-5], [0.0], [1e-5]]) * (one - other)
+    expected = written_out(vectors, tasks, 0.1)
+    assert 0.01 < expected[0, 0] < 0.49
+    assert_close(fitted(*tasks)(vectors).double(), expected, atol=2e-3, rtol=0)
+
+
 def test_without_shrinkage_it_is_the_discriminant_analysis_of_scikit_learn() -> None:
     tasks = [drawn(index) for index in range(3)]
     labels = torch.arange(3).repeat_interleave(30)
@@ -102,6 +111,9 @@ def test_an_adapter_that_is_deleted_leaves_the_others_as_they_were() -> None:
     assert int(router.count) == 2
     assert_close(router(tasks[2]), scores[:, [0, 2]].softmax(1), atol=1e-3, rtol=0)
     assert_close(router.num_rows, torch.tensor([30.0, 30.0]))
+    router.reserve(3)
+    router.delete(2)
+    assert int(router.count) == 2, "one that is not in use yet takes none away"
 
 
 def test_features_that_do_not_vary_decide_nothing_unless_tasks_differ_in_them() -> None:

@@ -89,6 +89,8 @@ def test_rows_are_read_again_if_anything_of_them_is_other() -> None:
         ({**given, "token_type_ids": torch.ones_like(given["input_ids"])}, valid),
         ({"input_ids": given["input_ids"]}, valid),
         ({**given, "position_ids": torch.arange(6).flip(0)[None]}, valid),
+        ({**given, "position_ids": torch.arange(6).expand(3, -1)}, valid),
+        ({**given, "position_ids": torch.arange(6).roll(1).expand(3, -1)}, valid),
     ]
     for number, (inputs, mask) in enumerate(changed):
         actual = known(inputs, mask)

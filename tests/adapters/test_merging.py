@@ -131,6 +131,8 @@ def test_adapters_of_different_ranks_have_no_entries_in_common() -> None:
         merged("ties", adapters)
     whole = sum(w * a.delta() for w, a in zip(WEIGHTS, adapters, strict=True))
     assert_close(merged("cat", adapters), whole, rtol=0, atol=1e-12)
+    merge = make_merge("svd", 3, WEIGHTS, None, None)
+    assert len(merge_layer(adapters, merge.weights, merge)[0].down) == 2, "by default the largest rank"
 
 
 def test_default_weights_average_once() -> None:

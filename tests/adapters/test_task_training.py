@@ -99,7 +99,7 @@ def test_it_trains_as_a_loop_does() -> None:
     adapters = SharedAdapters(made("bert"), r=4)
     adapters.classifier.requires_grad_(True)
     twin, rows = copy.deepcopy(adapters), batches("bert", 0)[:2]
-    result = adapters.fit_task("one", rows, epochs=2, learning_rate=0.1, warmup_ratio=0.5, max_grad_norm=0.5)
+    result = adapters.fit_task("one", rows, epochs=2, learning_rate=0.1, warmup_ratio=0.5, max_grad_norm=0.01)
     assert not adapters.model.training
     twin.add_adapter("one")
     twin.fit_router("one", rows)
@@ -111,7 +111,7 @@ def test_it_trains_as_a_loop_does() -> None:
         losses.append(loss.item())
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(trained, 0.5)
+        assert torch.nn.utils.clip_grad_norm_(trained, 0.01) > 0.01
         optimizer.step()
     assert result.losses == tuple(losses)
     for name, value in twin.named_parameters():

@@ -58,6 +58,7 @@ def test_rows_that_are_known_to_have_changed_narrow_the_interval() -> None:
     assert found.ci_high - found.ci_low < 0.7 * (unknown.ci_high - unknown.ci_low)
     assert (found.drop, found.before, found.after) == (unknown.drop, unknown.before, unknown.after)
     assert one(find_drops(frame.assign(lost=float("nan"), gained=float("nan")))) == unknown
+    assert one(find_drops(counted[::-1])) == found, "the order of the rows is nothing"
 
 
 def test_a_drop_within_the_margin_is_none() -> None:
@@ -130,6 +131,21 @@ def test_seeds_that_agree_to_the_row_are_no_more_sure_than_one() -> None:
     low, high = fall_interval(0.925, 0.905, 100)
     assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
     assert found.verdict == "cannot tell"
+
+
+def test_seeds_that_agree_are_paired_as_loosely_as_the_loosest_of_them_and_not_at_all_if_one_is_unknown() -> None:
+    changes = {1: (9.0, 1.0), 2: (12.0, 4.0)}
+    runs = {seed: two(95, 93, n=400, seed=seed) for seed in changes}
+    counted = [
+        frame.assign(lost=[0.0, changes[seed][0], 0.0], gained=[0.0, changes[seed][1], 0.0])
+        for seed, frame in runs.items()
+    ]
+    loose = paired_correlation(0.95, 400, 12, 4)
+    assert 0 < loose < paired_correlation(0.95, 400, 9, 1)
+    for frames, correlation in ((counted, loose), (counted[::-1], loose), ([counted[0], runs[2]], None)):
+        found = one(find_drops(pd.concat(frames)))
+        low, high = fall_interval(0.95, 0.93, 400, correlation=correlation)
+        assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
 
 
 def test_only_runs_in_which_a_task_is_old_tell_of_it() -> None:

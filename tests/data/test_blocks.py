@@ -229,7 +229,9 @@ def test_some_of_the_blocks(plain: Any, tmp_path: Path) -> None:
     assert (len(some), some.tokens) == (4, 40)
     assert some.rows(torch.tensor([2, 0]))[:, 0].tolist() == ids(50, 10)
     assert some.select(torch.tensor([3])).rows(torch.tensor([0]))[:, 0].tolist() == ids(90)
+    assert len(made) == 10
     assert made.evenly_spaced(5)[:, 0].tolist() == ids(0, 20, 40, 60, 80)
+    assert made.evenly_spaced(4)[:, 0].tolist() == ids(0, 20, 50, 70), "up to the end, also where they do not divide"
     assert len({made.sha256, some.sha256, made.select(torch.tensor([1, 4, 5, 8])).sha256}) == 3
     with pytest.raises(UserError, match="1 to 4 blocks of 10 tokens, got 5"):
         some.evenly_spaced(5)
@@ -262,3 +264,4 @@ def test_no_more_is_read_than_asked_for(plain: Any, tmp_path: Path) -> None:
     assert (len(made), made.metadata.documents) == (4, 4)
     pack((numbers(1, 2, 3) for _ in range(100)), plain, 4, tmp_path / "b", on_progress=told.append)
     assert told == [400]
+    assert len(pack((numbers(1, 2, 3) for _ in range(9)), plain, 4, tmp_path / "c", max_tokens=8)) == 2

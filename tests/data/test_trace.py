@@ -81,3 +81,4 @@ def test_sari_is_that_of_the_authors_example() -> None:
     ]
     assert score_answer("sari", "About 95 you now get in.", references, source) == pytest.approx(0.26953601953601954)
     assert score_answer("sari", references[0], references[:1], source) == pytest.approx(1.0)
+    assert score_answer("sari", source, [source], source) == pytest.approx(1.0), "a share of nothing is 1"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regard.errors import UserError
@@ -193,6 +193,11 @@ def test_six_differences_to_one_side() -> None:
     assert signed_rank_test([2, 2, 2, 2, 2, 2]) == 2 / 64
 
 
+def test_as_much_to_either_side_is_a_chance_of_one_and_no_more() -> None:
+    """Of the ranks 1 to 7, whose sum is 28, those of both sides sum to 14, which counts for both tails."""
+    assert signed_rank_test([1, 6, 7, -2, -3, -4, -5]) == 1
+
+
 def test_fewer_than_six_differences_are_no_test() -> None:
     assert signed_rank_test([1, 2, 3, 4, 5]) is None
     assert signed_rank_test([1, 2, 3, 4, 5, 0]) is None
@@ -299,6 +304,7 @@ def test_the_interval_holds_the_true_fall_however_rows_are_paired(cells: tuple[f
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
+@example(3, 1, 1, 1)  # eh − fg = 2 is less than n/2 = 3
 def test_the_correlation_of_counted_rows(e: int, f: int, g: int, h: int) -> None:
     """The table as Newcombe writes it: e right twice, f before only, g after only, h never."""
     n = e + f + g + h
@@ -349,6 +355,15 @@ def test_differences_are_paired_by_seed_or_of_independent_means(scipy_stats: Any
     assert seed_difference({1: 2.0}, {1: 1.0})[0] == 1.0
     assert math.isnan(seed_difference({1: 2.0}, {1: 1.0})[1])
     assert math.isnan(seed_difference({}, {1: 1.0})[0])
+
+
+def test_two_pairs_or_more_and_half_of_the_seeds_are_paired() -> None:
+    """By hand: of two seeds in common among four the differences are 1 and 0.5, of one among two they are none."""
+    ours, theirs = {1: 2.0, 2: 3.5, 3: 9.0, 4: 9.5}, {1: 1.0, 2: 3.0, 5: 0.0, 6: 0.0}
+    assert seed_difference(ours, theirs)[::2] == (0.75, 2)
+    assert seed_difference(ours, {**theirs, 7: 0.0}).pairs == 0
+    found = seed_difference({1: 2.0, 2: 4.0}, {1: 1.0, 3: 9.0})
+    assert (found.value, found.pairs, found.has_interval) == (-2.0, 0, True)
 
 
 def test_equal_differences_have_no_interval() -> None:

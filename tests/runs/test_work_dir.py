@@ -195,6 +195,26 @@ def test_parts_of_which_nothing_is_known_are_counted(now: list[dict[str, str]]) 
         check_same_identity({"tasks": [{}, {}]}, {"tasks": now})
 
 
+@pytest.mark.parametrize(
+    "before, now, told",
+    [
+        ({"seed": 1, "head": "full"}, {"seed": 1}, 'head was "full" when the run started and is null now'),
+        ({"seed": 1}, {"seed": 1, "head": "full"}, 'head was null when the run started and is "full" now'),
+        ({"data": {"rows": 5}}, {"data": {"rows": 6}}, "data.rows was 5 when the run started and is 6 now"),
+        ({"tasks": [{"n": 1}, {"n": 2}]}, {"tasks": [{"n": 1}, {"n": 3}]}, "tasks.1.n was 2 when the run started"),
+        ({"tasks": [{"train": "ab" * 32}]}, {"tasks": [{"train": "cd" * 32}]}, "tasks.0.train has changed since"),
+    ],
+)
+def test_the_first_difference_is_named_whichever_side_has_it(
+    before: dict[str, Any], now: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError) as raised:
+        check_same_identity(before, now)
+    assert str(raised.value).startswith(f"cannot resume: {told}")
+    check_same_identity(before, before)
+    check_same_identity(now, now)
+
+
 @pytest.mark.parametrize("name", [MARK, JOURNAL])
 def test_a_damaged_index_is_noticed(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "w"

@@ -82,6 +82,17 @@ def test_only_whole_samples_of_one_length_count(
     torch.testing.assert_close(given.mean_attention()["decoder", 0], random_sample(2, 4).matrix)
 
 
+def test_padded_samples_of_a_batch_are_no_part_of_the_value(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    whole = [random_sample(seed, 5) for seed in (1, 2)]
+    alone, beside = InputDependence(), InputDependence()
+    alone.update([observe(whole)])
+    beside.update([observe([whole[0], random_sample(3, 4), whole[1]])])
+    assert beside.result() == alone.result()
+    assert len(alone.result()) == 2
+
+
 def test_the_sites_of_a_model_may_differ_in_length(
     random_sample: Callable[..., Any], observe: Callable[..., Observation]
 ) -> None:

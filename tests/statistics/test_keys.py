@@ -87,6 +87,15 @@ def test_products_are_averaged_over_the_queries_that_may_see_a_key(
             assert value_of(measured.result(), head=head, position=k) == pytest.approx(sum(means) / len(means))
 
 
+def test_a_key_that_no_query_sees_does_not_count(make: Callable[..., Any], observe: Callable[..., Observation]) -> None:
+    both = {"cosine_sum": torch.tensor([[1.0, 0.5]]).double(), "pair_count": torch.tensor([[1.0, 1.0]]).double()}
+    hidden = {"cosine_sum": torch.tensor([[3.0, 0.0]]).double(), "pair_count": torch.tensor([[2.0, 0.0]]).double()}
+    measured = STATISTICS["qk_cosine"]()
+    samples = [make(torch.eye(2).double()[None], site="encoder", tensors=tensors) for tensors in (both, hidden)]
+    measured.update([observe(samples)])
+    assert [(row.position, row.value, row.n) for row in measured.result()] == [(0, 1.25, 2), (1, 0.5, 1)]
+
+
 def test_value_weighted_mass_is_the_mean_over_queries(
     random_sample: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:

@@ -167,6 +167,43 @@ def test_massive_activations_are_the_largest_and_the_median(
     assert {row.layer for row in rows} == {0}
 
 
+def test_the_most_frequent_position_is_that_of_most_samples_whatever_their_length(
+    make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """Position 1 in two samples of three tokens; position 8 in one of nine, which is all that there are so long."""
+    measured = STATISTICS["massive_activations"]()
+    for count, length, position in ((2, 3, 1), (1, 9, 8)):
+        hidden = torch.full((length, 2), 0.01, dtype=torch.float64)
+        hidden[position, 0] = 200.0
+        measured.update([observe([make(torch.eye(length, dtype=torch.float64)[None], hidden=hidden)] * count)])
+    assert value_of(measured.result(), statistic="massive_activations_position", n=3) == 1
+    assert value_of(measured.result(), statistic="massive_activations_channel", n=3) == 0
+
+
+def test_bounds_of_massive_activations_and_a_median_of_zero(
+    make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
+) -> None:
+    """At least 1,000 times the median, and more than 100; a median of 0 has no ratio, and is below both bounds."""
+    cases = [
+        (1000.0, 1.0, True),
+        (999.0, 1.0, False),
+        (100.0, 0.0625, False),
+        (101.0, 0.0625, True),
+        (200.0, 0.0, True),
+    ]
+    samples = []
+    for largest, others, _ in cases:
+        hidden = torch.full((4, 3), others, dtype=torch.float64)
+        hidden[1, 2] = -largest
+        samples.append(make(torch.eye(4, dtype=torch.float64)[None], hidden=hidden))
+    measured = STATISTICS["massive_activations"]()
+    measured.update([observe(samples)])
+    rows = measured.result()
+    assert value_of(rows, statistic="massive_activations_rate", n=5) == pytest.approx(60)
+    ratios = [largest / others for largest, others, _ in cases if others]
+    assert value_of(rows, statistic="massive_activations_ratio", n=4) == pytest.approx(sum(ratios) / 4)
+
+
 def test_massive_activations_by_the_published_definition(
     make: Callable[..., Any], observe: Callable[..., Observation], value_of: Callable[..., float]
 ) -> None:

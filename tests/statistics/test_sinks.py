@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.errors import UserError
 from regard.statistics import Observation, Statistic
 from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
 from regard.statistics.sinks import (
@@ -142,6 +144,25 @@ def test_a_bidirectional_site_divides_by_all_queries(
     for head in range(2):
         for k in range(9):
             assert value_of(rows, layer=0, head=head, position=k) == 100 * float(mean[head, k] > epsilon)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("new", [SinkRate, FirstMass])
+@pytest.mark.parametrize("merged", [False, True])
+def test_impossible_attention_is_found_whatever_comes_after_it(
+    merged: bool, new: Callable[[], Statistic], make: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    possible = torch.eye(9, dtype=torch.float64)[None]
+    impossible = possible.clone()
+    impossible[:, :, 0] = 1.01
+    for matrices in itertools.permutations((impossible, possible)):
+        parts = [new(), new()] if merged else [new()] * 2
+        for statistic, matrix in zip(parts, matrices, strict=True):
+            statistic.update([observe([make(matrix)])])
+        if merged:
+            parts[0].merge(parts[1])
+        with pytest.raises(UserError, match="impossible attention in layer 0"):
+            parts[0].result()
 
 
 def test_one_epsilon_given_twice_counts_once(attention: Callable[..., Tensor], rows_of: Callable[..., list]) -> None:
@@ -324,6 +345,17 @@ def test_common_sink_ratio_over_several_columns(rows_of: Callable[..., list], va
         assert value_of(rows) == 50
     rows = rows_of(CommonSinkRatio({7}, top=9), [matrix], site="encoder", tokens=[torch.tensor([7, 1, 2, 5])])
     assert value_of(rows) == 25
+
+
+def test_padding_is_no_common_token(make: Callable[..., Any], observe: Callable[..., Observation]) -> None:
+    """Of the three strongest columns of a text of two tokens, the first is common, and the third is padding."""
+    ids = (torch.tensor([7, 1]), torch.tensor([2, 3, 4, 5]))
+    samples = [make(pointing(len(t), 0), site="encoder", tokens=t) for t in ids]
+    layer = observe(samples)
+    assert layer.token_ids is not None
+    statistic = CommonSinkRatio({7}, top=3)
+    statistic.update([replace(layer, token_ids=layer.token_ids.where(layer.key_mask(4), 7))])
+    assert [(row.value, row.n) for row in statistic.result()] == [(25.0, 2)]
 
 
 def test_common_tokens_are_found_where_none_are_given(
