@@ -347,6 +347,23 @@ def test_common_sink_ratio_over_several_columns(rows_of: Callable[..., list], va
     assert value_of(rows) == 25
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("new", [SinkTokens, CommonSinkRatio])
+def test_merged_counts_are_those_of_all_samples(
+    new: Callable[[], Statistic], make: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    """Token 7 is in three of four samples, and common for that: in the first two it is in one, which is not most."""
+    ids = [[7, 1, 2], [3, 4, 5], [7, 8, 9], [7, 6, 5]]
+    samples = [make(pointing(3, 0, 1), site="encoder", tokens=torch.tensor(some)) for some in ids]
+    whole, first, second = new(), new(), new()
+    whole.update([observe(samples)])
+    first.update([observe(samples[:2])])
+    second.update([observe(samples[2:])])
+    first.merge(second)
+    assert first.result() == whole.result()
+    assert {row.n for row in first.result()} == {4}
+
+
 def test_padding_is_no_common_token(make: Callable[..., Any], observe: Callable[..., Observation]) -> None:
     """Of the three strongest columns of a text of two tokens, the first is common, and the third is padding."""
     ids = (torch.tensor([7, 1]), torch.tensor([2, 3, 4, 5]))

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from regard.errors import UserError
 from regard.training import batches
 from regard.training.loop import TrainResult, train
+from regard.training.placement import micro_batches
 from regard.training.plan import TrainingConfig
 from tests.hooks.test_synchronizations import READS, name_function
 from tests.training.small import batch, count, loss, net
@@ -173,3 +174,9 @@ def test_rows_are_trimmed_where_they_are_made(gpu: Device) -> None:
     assert sizes == [2, 4]
     assert [event for event in gpu.events if event != "read"] == ["trim", "copy", "copy"] * 2
     assert trimmed.history[0]["items"] == 14
+
+
+def test_micro_batches_have_so_many_rows_at_most_and_about_as_many_each() -> None:
+    assert micro_batches(slice(2, 9), 3) == [slice(2, 5), slice(5, 7), slice(7, 9)]
+    assert micro_batches(slice(0, 6), 3) == [slice(0, 3), slice(3, 6)]
+    assert micro_batches(slice(0, 2), 5) == micro_batches(slice(0, 2), None) == [slice(0, 2)]

@@ -453,8 +453,11 @@ def test_the_mean_alpha_is_held_against_the_uniform_value() -> None:
     masses = [0.07, 0.12, 0.11, 0.112, 0.2]
     rows = [{"step": n, "alpha_first": mass, "alpha_uniform": 0.074} for n, mass in enumerate(masses)]
     assert find_emergence(rows) == Emergence(step=None, virtual_step=None, alpha_step=3, rate=5.0)
-    at_the_edge = [{"step": 1, "alpha_first": 0.75, "alpha_uniform": 0.5}]
+    at_the_edge = [{"step": n, "alpha_first": 0.75, "alpha_uniform": 0.5} for n in (1, 2)]
     assert find_emergence(at_the_edge).alpha_step is None
+    above = [{**row, "alpha_first": 0.76} for row in at_the_edge]
+    assert find_emergence(above).alpha_step == 1
+    assert find_emergence([*above, {"step": 3, "alpha_first": 0.76}]).alpha_step == 1, "a row without both is none"
 
 
 def test_of_a_step_that_was_done_again_the_last_row_counts() -> None:
@@ -504,6 +507,7 @@ SPECS = (
 )
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_uniform_attention_is_what_the_watch_calls_uniform(spec: dict[str, Any]) -> None:
     """A model whose queries are zero attends uniformly to all that it sees."""
