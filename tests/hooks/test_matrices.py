@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bias": {"bias": torch.linspace(-3, 3, 4 * 150 * 150).view(1, 4, 150, 150).sin()},
     "unseen": {"keep": torch.arange(150)[:, None] - torch.arange(150) > 2},
     "window": {"causal": True, "operation": Operation(window=20, prefix=2)},
+    "window alone": {"causal": True, "operation": Operation(weighting="sigmoid", window=20)},
     "sigmoid": {"causal": True, "operation": Operation(weighting="sigmoid")},
     "constant": {"constant": ConstantHeadsInput(heads=(1, 2), matrices=torch.rand(2, 150, 150).softmax(-1))},
 }
@@ -89,6 +90,7 @@ def test_a_forward_sums_the_first_sample_while_it_has_its_tiles(
     assert torch.equal(reductions["column_mass"], alone[1]["column_mass"])
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("case", CASES)
 def test_the_strongest_keys_are_those_of_the_matrix(case: str) -> None:
     call = make(case)
