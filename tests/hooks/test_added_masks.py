@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -18,6 +19,7 @@ from regard.errors import UserError
 from regard.hooks import replacing, watching
 from regard.hooks.attention_function import read_mask
 from regard.hooks.constant_heads import ConstantHeads
+from regard.hooks.forward_pass import ForwardContext
 
 HEADS, TOKENS, WIDTH = 2, 10, 16
 SEEN = torch.arange(TOKENS) < torch.tensor([[TOKENS], [6]])
@@ -111,3 +113,20 @@ def test_pairs_in_a_form_that_hides_nothing_are_refused(attention: str, block: A
     for mask in (as_numbers,) if attention == "eager" else (as_numbers, seen):
         with block(model):
             torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)
+
+
+@pytest.mark.parametrize("held", [6, 4], ids=["all keys", "a window of keys"])
+def test_a_mask_of_pairs_tells_padding_of_new_tokens_wherever_its_keys_begin(held: int) -> None:
+    """Behind four tokens come two, the first of the second row padding; a sliding cache hands on the latest keys."""
+
+    class Stack(nn.Module):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor, past_key_values: Any) -> None: ...
+
+    whole = torch.tensor([[True] * 6, [False, True, True, True, False, True]])
+    arguments = {
+        "input_ids": torch.ones(2, 2, dtype=torch.long),
+        "attention_mask": whole[:, None, None, -held:].expand(-1, 1, 2, -1),
+        "past_key_values": SimpleNamespace(get_seq_length=lambda: 4),
+    }
+    before = ForwardContext(token_mask=whole[:, :4])
+    assert torch.equal(ForwardContext.from_arguments(Stack(), (), arguments, before).token_mask, whole)
