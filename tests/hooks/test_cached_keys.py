@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 import regard
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError
-from regard.hooks.constant_heads import ConstantHeadsByCall
+from regard.hooks.constant_heads import ConstantHeads, ConstantHeadsByCall
 from regard.hooks.intercepted import find_intercepted
 from regard.hooks.layers import find_attention_layers, model_fingerprint
 from regard.models import RegardConfig, RegardForCausalLM
@@ -306,6 +306,18 @@ def test_the_short_way_of_one_token_is_the_long_one(name: str, heads: Any, monke
             assert taken.count(True) == times
             monkeypatch.setattr(ConstantHeadsByCall, "decode", lambda *_args: None)
             torch.testing.assert_close(found, write(mask), rtol=1e-12, atol=1e-12)
+
+
+@torch.no_grad()
+def test_rows_are_not_read_off_behind_keys_that_a_window_has_lost() -> None:
+    """Also where no mask says so, as of kernels that take the window itself: six keys are not all of nine tokens."""
+    model = build("GPT2")
+    with regard.replacing(model, constants_for(model)):
+        heads = next(module for module in model.modules() if isinstance(module, ConstantHeads))
+        rows = heads.find_rows(5, 6)
+        assert rows is not None
+        torch.testing.assert_close(rows.sum(-1), torch.ones_like(rows[:, 0]))
+        assert heads.find_rows(8, 6) is None
 
 
 @torch.no_grad()
