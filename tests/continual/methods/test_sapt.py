@@ -273,13 +273,17 @@ def test_a_strength_that_is_balanced_makes_the_gradients_as_long_as_it_says(stre
 @pytest.mark.exhaustive
 def test_the_gate_is_looked_at_and_told_of_when_it_is_shut() -> None:
     learner, method = after_two(memory_size=3)
-    found = measure_gate(learner, method, 3, rows=6)
+    found, network = measure_gate(learner, method, 3, rows=6), learner.network_as(SaptNetwork)
     by = {(row["task_index"], row["statistic"], row["adapter"]): row["value"] for row in found}
     for place in (1, 2, 3):
         shares = [by[place, "weight", block] for block in (1, 2, 3)]
         assert sum(shares) == pytest.approx(1, abs=1e-6)
         assert by[place, "own_adapter_weight", place] == shares[place - 1]
-        assert 0 <= by[place, "entropy", None] <= math.log(3) + 1e-6
+        with learner.evaluation_mode(), torch.no_grad():
+            batches = learner.batches_by_length(learner.sample_examples(place - 1, "dev", 6), "dev")
+            weights = [row for batch in batches for row in network.router(network.vectors(batch)).tolist()]
+        entropies = [-sum(weight * math.log(weight) for weight in row if weight) for row in weights]
+        assert by[place, "entropy", None] == pytest.approx(sum(entropies) / len(entropies), abs=1e-6)
         assert 0 <= by[place, "own_adapter_score", place] <= 100
     assert {row["task_index"] for row in found if row["statistic"] == "reflection"} == {1, 2}
     with torch.no_grad():
