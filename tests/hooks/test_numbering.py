@@ -12,9 +12,12 @@ import transformers
 from torch import Tensor, nn
 
 import regard
+from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import find_attention_layers, watching
 from regard.hooks.average import average_attention
+from regard.hooks.modules import find_stacks
+from regard.hooks.numbering import BlockCounter
 from tests.named_cache import behind, cache_of
 
 SMALL = {
@@ -278,6 +281,20 @@ def test_two_calls_with_equal_weights_are_one_layer() -> None:
     torch.testing.assert_close(norm[0], values[0].norm(dim=-1).mean(0).double(), rtol=1e-4, atol=1e-6)
     with watching(model, "head_output_norm"), pytest.raises(UserError, match="output projection"):
         model(ids())
+
+
+def test_a_call_is_repeated_if_its_queries_and_keys_are() -> None:
+    """With other keys, or other queries, the module attends for another sample."""
+    stack = find_stacks(model_of("Llama", num_hidden_layers=1))[0]
+    counter, attention = BlockCounter(stack), stack.blocks[0].self_attn
+    query, key, value, other = torch.randn(4, 1, 2, 3, 4).unbind(0)
+    counter.enter(stack.blocks[0])
+    located = [
+        counter.locate(attention, "self", AttentionCall(query=q, key=k, value=v, scale=1.0))
+        for q, k, v in ((query, key, value), (query, key, other), (query, other, value), (key, other, value))
+    ]
+    expected = [(0, 0, False), (0, 0, True), (0, 1, False), (0, 2, False)]
+    assert [tuple(position) for position in located] == expected
 
 
 @torch.no_grad()

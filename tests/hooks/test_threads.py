@@ -327,10 +327,11 @@ def test_copies_have_forwards_of_their_own() -> None:
 def test_a_forward_that_comes_while_a_block_begins_keeps_nobody_out(name: str, monkeypatch: Any) -> None:
     """Its hook behind the forward may not be there yet, or no longer: it would never leave."""
     model, ids, register = make_model(), torch.randint(2, 40, (2, LENGTH)), OneAtATime.register
-    thread = threading.Thread(target=model, args=(ids,), daemon=True)
+    thread, keeps_out = threading.Thread(target=model, args=(ids,), daemon=True), list[bool]()
 
-    def register_amid(*arguments: Any) -> Callable[[], None]:
-        register_end = register(*arguments)
+    def register_amid(turns: OneAtATime, *arguments: Any) -> Callable[[], None]:
+        register_end = register(turns, *arguments)
+        keeps_out.append(turns._lock.is_mine)
         thread.start()
         thread.join(0.2)  # it waits for the block
         if name == "fails":
@@ -346,6 +347,7 @@ def test_a_forward_that_comes_while_a_block_begins_keeps_nobody_out(name: str, m
         assert call_in_thread(watch)
     thread.join(60)
     assert not thread.is_alive()
+    assert keeps_out == [True]
     assert call_in_thread(watch)
 
 
