@@ -188,7 +188,7 @@ def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
     one_class = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and blocks[0] is not None]
     alike = [blocks for blocks in one_class if list(blocks[0].children())]
-    return max(alike, key=lambda blocks: (_names_attention(blocks[0]), len(blocks)), default=[model])
+    return max(alike, key=lambda blocks: (any(map(_names_attention, blocks)), len(blocks)), default=[model])
 
 
 def _names_attention(block: nn.Module) -> bool:

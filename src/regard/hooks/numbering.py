@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, is_same_view
@@ -16,6 +17,8 @@ from regard.hooks.routing import ModuleHook
 
 HIDDEN_AXES = 3
 """Axes of hidden states: (batch, token, width)."""
+MARKED = 4
+"""Entries of each hidden state that tell whether it was written to."""
 
 
 class CallPosition(NamedTuple):
@@ -62,23 +65,24 @@ class BlockCounter:
         self._is_looped = False
         self._executed: list[int] = []
         self._input: ReferenceType[Tensor] | None = None
-        self._version = 0
-        """The hidden states that the latest block has read, and how often they had been written to."""
+        self._mark: int | Tensor = 0
+        """The hidden states that the latest block has read, and what tells whether they were written to since."""
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
 
     def enter(self, block: nn.Module, args: tuple[Any, ...] = (), *_arguments: Any) -> None:
-        """Enter a block. UserError if it reads what the one before it has read, in a module of nobody's library."""
+        """Enter a block. UserError if it reads what the one before it attended to, in a module of nobody's library."""
         index = self._indices[block]
         states = args[0] if args and is_own(self._stack) else None
-        if isinstance(states, Tensor) and states.ndim == HIDDEN_AXES and not states.is_inference():
-            if self._input is not None and self._input() is states and self._version == states._version:
+        if isinstance(states, Tensor) and states.ndim == HIDDEN_AXES:
+            is_same = self._input is not None and self._input() is states
+            if is_same and self._called and _is_unwritten(states, self._mark):
                 raise UserError(
                     f"cannot number the layers of {self._name}: modules of its longest list read the same input, as "
                     "heads side by side do, not layers"
                 )
-            self._input, self._version = ref(states), states._version
+            self._input, self._mark = ref(states), _mark(states)
         self._is_looped = self._is_looped or index in self._executed
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
@@ -156,3 +160,13 @@ class BlockCounter:
     @property
     def _name(self) -> str:
         return type(self._stack.module).__name__
+
+
+def _mark(states: Tensor) -> int | Tensor:
+    """Return how often hidden states were written to; some of their entries where nothing counts it."""
+    return states[..., :MARKED].clone() if states.is_inference() else states._version
+
+
+def _is_unwritten(states: Tensor, mark: int | Tensor) -> bool:
+    """Return whether hidden states are those that had a mark."""
+    return torch.equal(states[..., :MARKED], mark) if isinstance(mark, Tensor) else states._version == mark

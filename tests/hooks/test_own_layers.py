@@ -1,0 +1,168 @@
+"""Modules of nobody's library: layers that are skipped, heads in inference mode, compiled functions, interrupts."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn.functional import dropout, scaled_dot_product_attention
+
+from regard.errors import UserError
+from regard.hooks import head_order, intercepted, watching
+from tests.hooks.test_own_modules import HEADS, Attention, Model, Side, assert_exact, ids, plain
+
+Mode = Callable[[], AbstractContextManager[Any]]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("skipped", [(0,), (1,), (0, 1)])
+def test_layers_that_are_skipped_read_the_same_input(mode: Mode, skipped: tuple[int, ...]) -> None:
+    class Deep(Model):
+        def forward(self, ids: Tensor) -> Tensor:
+            x: Tensor = self.embedding(ids)
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    model = Deep(plain)
+    for index in skipped:
+        model.blocks[index].forward = lambda x: x  # type: ignore[method-assign]  # as stochastic depth does
+    with mode(), watching(model, "column_mass") as watch:
+        model(ids())
+    frame = watch.frame()
+    assert set(frame[frame["head"].notna()]["layer"]) == {0, 1, 2} - set(skipped)
+
+
+@torch.inference_mode()
+def test_heads_side_by_side_are_no_layers_in_inference_mode() -> None:
+    model = nn.Sequential(nn.Embedding(99, 32), nn.Sequential(Side()))
+    with pytest.raises(UserError, match="read the same input, as heads side by side"):  # noqa: SIM117
+        with watching(model, "column_mass"):
+            model(ids())
+    written = Model(
+        lambda attention, x: x.add_(plain(attention, x).transpose(1, 2).flatten(2)).new_zeros(2, HEADS, 12, 8)
+    )
+    written.forward = lambda ids: [block(x) for x in [written.embedding(ids)] for block in written.blocks]
+    with watching(written, "column_mass") as watch:
+        written(ids())
+    assert set(watch.frame()["layer"].dropna()) == {0, 1, 2}
+
+
+@torch.no_grad()
+def test_samples_on_the_axis_of_heads_are_refused() -> None:
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = (part(x)[None] for part in (attention.q, attention.k, attention.v))
+        return scaled_dot_product_attention(q, k, v).transpose(0, 1)
+
+    model = Model(way)
+    with pytest.raises(UserError, match="its 2 samples stand on the axis of heads"):  # noqa: SIM117
+        with watching(model, "column_mass"):
+            model(ids())
+    with watching(model, "column_mass") as watch:
+        model(ids(1))
+    assert watch.samples == 1
+
+
+@torch.inference_mode()
+def test_a_part_of_the_weights_that_is_changed_in_inference_mode_is_refused() -> None:
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        weights = (q @ k.mT).softmax(-1)
+        weights[:, 1][..., 0].zero_()
+        return weights @ v
+
+    model = Model(way)
+    with pytest.raises(UserError, match="changed in place"), watching(model, "column_mass"):
+        model(ids())
+
+
+@torch.no_grad()
+def test_a_view_of_the_weights_may_be_dropped_in_place() -> None:
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        weights = (q @ k.mT).softmax(-1).flatten(0, 1)
+        return (dropout(weights, 0.5, attention.training, inplace=True) @ v.flatten(0, 1)).unflatten(0, (-1, HEADS))
+
+    def changed_before(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        weights = (q @ k.mT).softmax(-1)
+        weights[:, 1][..., 0].zero_()
+        return dropout(weights, 0.5, training=True, inplace=True) @ v
+
+    model = Model(way, num_heads=HEADS).train()
+    torch.manual_seed(3)
+    expected = model(ids())
+    torch.manual_seed(3)
+    with watching(model, "column_mass"):
+        torch.testing.assert_close(model(ids()), expected)
+    with pytest.raises(UserError, match="changed in place"):  # noqa: SIM117
+        with watching(model := Model(changed_before), "column_mass"):
+            model(ids())
+
+
+@torch.no_grad()
+def test_blocks_of_which_the_first_has_no_attention_are_the_layers() -> None:
+    model = Model(plain)
+    blocks = [nn.Sequential(nn.Linear(32, 32))] + [nn.Sequential(attention) for attention in model.blocks]
+    hybrid = nn.Sequential(nn.Embedding(99, 32), nn.Sequential(*blocks))
+    hybrid.add_module("unused", nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(6)))
+    hybrid.forward = lambda ids: hybrid[1](hybrid[0](ids))  # type: ignore[method-assign]
+    with watching(hybrid, "column_mass") as watch:
+        hybrid(ids())
+    frame = watch.frame()
+    assert set(frame[frame["head"].notna()]["layer"]) == {1, 2, 3}
+
+
+@torch.no_grad()
+def test_a_block_inside_of_a_compiled_function_is_refused_and_leaves_nothing() -> None:
+    model = Model(plain)
+
+    @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
+    def step(ids: Tensor) -> Any:
+        with watching(model, "column_mass"):
+            return model(ids)
+
+    with pytest.raises(UserError, match=r"inside of a function of torch.compile; begin the block outside of it$"):
+        step(ids())
+    assert not intercepted._OPEN
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with watching(model, "column_mass") as watch:
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        model(ids())
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    assert_exact(watch, model)
+
+
+@torch.no_grad()
+def test_nothing_is_held_of_a_forward_that_was_interrupted() -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    model = Model(plain)
+    model.blocks[1].register_forward_hook(stop)
+    with pytest.raises(KeyboardInterrupt), watching(model, "column_mass"):
+        model(ids())
+    products = intercepted._RUNNING.products
+    assert not products._head_order._outputs
+    assert not products._products
+
+
+@torch.no_grad()
+def test_models_of_transformers_are_not_asked_for_the_order_of_their_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[Tensor] = []
+    monkeypatch.setattr(head_order, "_are_in", lambda first, _rows: compared.append(first))
+    config = transformers.BloomConfig(vocab_size=99, hidden_size=32, n_layer=2, n_head=HEADS)
+    model = transformers.BloomModel(config).eval()
+    with watching(model, "column_mass"):
+        model(ids())
+    assert not compared
+    alone = Model(plain)
+    with watching(alone, "column_mass"):
+        alone(ids(1))
+    assert not compared  # one sample has no other order
+    with watching(alone, "column_mass"):
+        alone(ids())
+    assert compared
