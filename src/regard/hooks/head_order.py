@@ -14,6 +14,7 @@ RECENT_OUTPUTS = 4
 """Outputs of linear layers among which values are looked for: behind those of values may be those of gates."""
 COMPARED = 4
 """Entries of a head that are looked for."""
+_EXPECTED = "expected (batch, head, token, width)"
 
 
 class HeadOrder:
@@ -35,18 +36,20 @@ class HeadOrder:
     @torch.no_grad()
     def check(self, module: nn.Module, value: Float[Tensor, "batch head key width"]) -> None:
         """Raise a UserError if the heads of a module stand before its samples, or count as samples."""
-        if module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
+        if not self._outputs or module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
             return
         batch, heads, keys, _ = value.shape
         first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
         for output in reversed(self._outputs):
             for tokens_second in (output, output.transpose(0, 1)):
                 times, rest = divmod(len(first), len(tokens_second))
-                if tokens_second.shape[1] != keys or rest:
+                if tokens_second.shape[1] != keys or rest or batch == len(tokens_second) == 1:
                     continue
                 rows = tokens_second[:, 0].to(first.dtype)
                 samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
+                if samples_first and batch == 1:
+                    raise _refusal(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
                 if samples_first and heads == 1 and batch != len(rows):
                     raise _refusal(
                         module,
@@ -56,7 +59,7 @@ class HeadOrder:
                 if samples_first and not heads_first and batch == len(rows) > 1 and heads > 1:
                     self._in_order.add(module)
                 if heads_first and not samples_first:
-                    raise _refusal(module, "its heads stand before its samples; expected (batch, head, token, width)")
+                    raise _refusal(module, f"its heads stand before its samples; {_EXPECTED}")
                 if samples_first:
                     return
 

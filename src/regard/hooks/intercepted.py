@@ -58,11 +58,16 @@ class _Uncompiled:
         self._stance: Any = None
 
     def enter(self) -> None:
+        """Enter a block. Raise a UserError inside of a compiled function, which cannot be let run as it was written."""
         with LOCK:
+            if not self._blocks:
+                try:
+                    self._stance = torch.compiler.set_stance("force_eager")
+                except RuntimeError as error:
+                    raise UserError(
+                        "cannot observe inside of a function of torch.compile; begin the block outside of it"
+                    ) from error
             self._blocks += 1
-            if self._blocks == 1:
-                self._stance = torch.compiler.set_stance("force_eager")
-                self._stance.__enter__()
 
     def leave(self) -> None:
         with LOCK:
@@ -136,16 +141,19 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         yield
         return
     depth = len(_RUNNING.modules)
+    _UNCOMPILED.enter()
     with LOCK:
         _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
-    handles = [module.register_forward_pre_hook(_enter) for module in modules]
-    handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
-    _UNCOMPILED.enter()
+    handles: list[Any] = []
     try:
+        handles += [module.register_forward_pre_hook(_enter) for module in modules]
+        handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
         yield
     finally:
         _UNCOMPILED.leave()
         _RUNNING.cut(depth)  # after an interrupt no module is left
+        if not depth:
+            _RUNNING.products.end(is_complete=False)  # nor what it has computed
         with LOCK:
             for module in modules:
                 _OPEN[module] -= 1

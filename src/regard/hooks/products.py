@@ -115,6 +115,14 @@ class _Softmax:
         """Whether scores or weights have been changed in place."""
         return any(_version(tensor) != self.versions[id(tensor)] for tensor in (self.scores, *self.names))
 
+    def is_written_by(self, name: str, args: tuple[Any, ...]) -> bool:
+        """Return whether a function changes weights, or, where nothing counts that, part of them or of the scores."""
+        if not _writes(name) or not args or not isinstance(args[0], Tensor):
+            return False
+        if any(args[0] is tensor for tensor in self.names):
+            return True
+        return args[0].is_inference() and any(_share_memory(args[0], tensor) for tensor in (self.scores, *self.names))
+
     def note(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, random_state: Tensor | None
     ) -> None:
@@ -132,7 +140,7 @@ class _Softmax:
             self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
             self.random_state = random_state if result.device.type == "cpu" else None
         self.names.append(result)
-        self.versions[id(result)] = _version(result)
+        self.versions |= {id(tensor): _version(tensor) for tensor in self.names}  # dropout may be in place
 
 
 class AttentionProducts:
@@ -162,15 +170,17 @@ class AttentionProducts:
             return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
             raise _refusal(_find_owner(modules), "its weights are used for more than their product with the values")
-        if self._softmax is not None and _writes(name) and any(args[0] is weights for weights in self._softmax.names):
-            raise _written_to(_find_owner(modules))
-        random_state = torch.get_rng_state() if name == "dropout" and self._softmax is not None else None
+        random_state = None
+        if self._softmax is not None:
+            if self._softmax.is_written_by(name, args) or (name == "dropout" and self._softmax.is_written_to):
+                raise _written_to(_find_owner(modules))
+            random_state = torch.get_rng_state() if name == "dropout" else None
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
             self._softmax.note(name, args, kwargs, result, random_state)
-        elif name == "linear":
+        elif name == "linear" and not _is_known(modules[0]):
             self._head_order.note(result)
         return result
 
@@ -341,6 +351,15 @@ def _count_heads(module: nn.Module) -> int | None:
 def _writes(name: str) -> bool:
     """Return whether a function changes its first argument, by its name."""
     return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+
+
+def _share_memory(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Return whether a module is of Transformers, whose heads are in their order."""
+    return type(module).__module__.startswith("transformers.models.")
 
 
 def _version(tensor: Tensor) -> int | None:
