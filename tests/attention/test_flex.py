@@ -62,6 +62,18 @@ def test_it_is_for_cuda_alone() -> None:
     assert select_backend(call, call.operation) == "blockwise"
 
 
+def test_it_is_not_for_functions_that_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while a block intercepts the calls of a model."""
+    spec = EVERY["sigmoid"]
+    tensors = {name: part.float().repeat(1, 1, 1, 4) for name, part in parts(spec).items()}
+    call = call_of(spec.changed(backend="flex"), tensors)
+    assert call.operation is not None
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert flex.supports_flex(call, call.operation)
+    with torch.compiler.set_stance("force_eager"):
+        assert select_backend(call, call.operation) == "blockwise"
+
+
 @pytest.mark.parametrize("name", ["linear", "softpick", "sigmoid-kv"])
 def test_what_has_no_logarithm_is_not_for_it(name: str) -> None:
     assert not _able(name)

@@ -113,3 +113,26 @@ def test_samples_of_another_length_than_the_first_do_not_count_when_they_are_mer
     one.merge(other)
     assert {(row.site, row.n) for row in one.result()} == {("decoder", 2)}
     assert all(matrix.shape[-1] == 4 for matrix in one.mean_attention().values())
+
+
+def test_sums_of_inference_mode_go_on_outside_of_it_and_what_was_handed_out_stays(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    samples = [random_sample(seed, 5) for seed in range(3)]
+    measured, restored, merged = InputDependence(), InputDependence(), InputDependence()
+    with torch.inference_mode():
+        measured.update([observe(samples[:1])])
+        restored.load(measured.state())
+    merged.merge(measured)
+    states = [measured.state(), merged.state()]
+    expected = [{name: value.clone() for name, value in state.items()} for state in states]
+    for statistic in (measured, restored):
+        statistic.update([observe(samples[1:])])
+        mean = torch.stack([sample.matrix for sample in samples]).mean(0)
+        torch.testing.assert_close(statistic.mean_attention(), {("decoder", 0): mean})
+    for state in (states, [expected[0], merged.state()]):
+        assert all(
+            torch.equal(part[name], value)
+            for part, old in zip(state, expected, strict=True)
+            for name, value in old.items()
+        )

@@ -15,6 +15,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.fused import column_score
+from regard.attention.tracing import is_eager
 from regard.attention.weightings import EPSILON
 
 BLOCK = 128
@@ -63,6 +64,7 @@ def supports_flex(call: AttentionCall, operation: Operation) -> bool:
         and operation.weighting in LOGARITHMS
         and operation.top_k is None
         and (operation.weighting == "softmax" or (operation.extra_key is None and call.sink is None))
+        and not is_eager()  # not compiled, it holds the matrix of scores
     )
 
 

@@ -17,6 +17,11 @@ def is_exported() -> bool:
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
+def is_eager() -> bool:
+    """Return whether what `torch.compile` returns runs as it was written, as while a block intercepts calls."""
+    return not is_traced() and torch._dynamo.eval_frame._stance.stance == "force_eager"
+
+
 def is_transformed(tensor: Tensor) -> bool:
     """Return whether a tensor stands for others, inside a transform of `torch.func`: vmap, grad, jvp."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)

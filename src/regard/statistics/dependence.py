@@ -67,12 +67,14 @@ class InputDependence(Statistic):
     def _length(self, key: tuple[str, int]) -> int | None:
         return self.sums[key].sum.shape[-1] if key in self.sums else None
 
+    @torch.inference_mode(mode=False)  # tensors of that mode may not be added to outside of it
     def _add(self, key: tuple[str, int], weights: Tensor, squares: Tensor, samples: int) -> None:
         """Add to the sums of a layer in place: as large as they are, new ones would take longer than their numbers."""
         squares = squares.to("cpu", torch.float64)
         if key in self.sums:
             old = self.sums[key]
-            self.sums[key] = _Sums(old.sum.add_(weights.cpu()), old.square + squares, old.samples + samples)
+            total = old.sum.clone() if old.sum.is_inference() else old.sum  # as where a state was loaded in it
+            self.sums[key] = _Sums(total.add_(weights.cpu()), old.square + squares, old.samples + samples)
         else:
             self.sums[key] = _Sums(weights.to("cpu", torch.float64, copy=True), squares, samples)
 
