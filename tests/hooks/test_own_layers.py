@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from regard.errors import UserError
 from regard.hooks import head_order, intercepted, watching
-from tests.hooks.test_own_modules import HEADS, Attention, Model, Side, assert_exact, ids, plain
+from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Side, assert_exact, ids, plain
 
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -64,6 +64,30 @@ def test_samples_on_the_axis_of_heads_are_refused() -> None:
     with watching(model, "column_mass") as watch:
         model(ids(1))
     assert watch.samples == 1
+
+
+@torch.no_grad()
+def test_values_that_samples_share_and_heads_with_one_projection_are_in_order() -> None:
+    """A context that all samples read, by one head; heads that are rows of one linear layer, of one sample."""
+
+    def shared(attention: Attention, x: Tensor) -> Tensor:
+        context = torch.linspace(-1, 1, 12 * 32).reshape(1, 12, 32)
+        k, v = (part(context).expand(len(x), -1, -1)[:, None] for part in (attention.k, attention.v))
+        return scaled_dot_product_attention(attention.q(x)[:, None], k, v)
+
+    def by_head(attention: Attention, x: Tensor) -> Tensor:
+        heads = x.unflatten(-1, (HEADS, -1)).transpose(1, 2).flatten(0, 1)
+        weights = (part.weight[:WIDTH, :WIDTH] for part in (attention.q, attention.k, attention.v))
+        parts = (nn.functional.linear(heads, weight).unflatten(0, (-1, HEADS)) for weight in weights)
+        return scaled_dot_product_attention(*parts)
+
+    for way, names, heads in ((shared, {}, 1), (by_head, {"num_heads": HEADS}, HEADS)):
+        model = Model(way, **names)
+        for rows in (1, 2):
+            with watching(model, "column_mass") as watch:
+                model(ids(rows))
+            assert watch.samples == rows
+            assert len(watch.frame("column_mass", layer=0)["head"].dropna().unique()) == heads
 
 
 @torch.inference_mode()

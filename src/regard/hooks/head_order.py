@@ -14,6 +14,8 @@ RECENT_OUTPUTS = 4
 """Outputs of linear layers among which values are looked for: behind those of values may be those of gates."""
 COMPARED = 4
 """Entries of a head that are looked for."""
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads")
+"""Names by which a module, or its config, says how many heads it has."""
 _EXPECTED = "expected (batch, head, token, width)"
 
 
@@ -48,20 +50,27 @@ class HeadOrder:
                 rows = tokens_second[:, 0].to(first.dtype)
                 samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
-                if samples_first and batch == 1:
-                    raise _refusal(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
-                if samples_first and heads == 1 and batch != len(rows):
-                    raise _refusal(
-                        module,
-                        f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many heads "
-                        "it has; expected an attribute num_heads",
-                    )
+                if samples_first and batch != len(rows) and count_heads(module) != heads:
+                    if batch == 1:
+                        raise _refusal(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
+                    if heads == 1 and not bool((first.unflatten(0, (-1, times)) == first[::times, None]).all()):
+                        raise _refusal(
+                            module,
+                            f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many "
+                            "heads it has; expected an attribute num_heads",
+                        )
                 if samples_first and not heads_first and batch == len(rows) > 1 and heads > 1:
                     self._in_order.add(module)
                 if heads_first and not samples_first:
                     raise _refusal(module, f"its heads stand before its samples; {_EXPECTED}")
                 if samples_first:
                     return
+
+
+def count_heads(module: nn.Module) -> int | None:
+    """Return how many heads a module says to have."""
+    values = (getattr(part, name, None) for part in (module, getattr(module, "config", None)) for name in HEAD_COUNTS)
+    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _are_in(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
-from regard.hooks.head_order import HeadOrder
+from regard.hooks.head_order import HeadOrder, count_heads
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -26,8 +26,6 @@ RETURNING = (
 """Functions that a model may use on weights behind their product with the values, to return them."""
 IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__iand__")
 """Operators that change their first argument; functions that do end in one underscore."""
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads")
-"""Names by which a module, or its config, says how many heads it has."""
 HIDDEN_BELOW = 5e3
 """A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
 RECENT_PRODUCTS = 4
@@ -212,7 +210,7 @@ class AttentionProducts:
         if module is self._skipped or (not products and weights.ndim < 4):
             return  # such as of the logits of a router
         self._end_softmax()
-        heads = weights.shape[1] if weights.ndim == 4 else _count_heads(module) or 1
+        heads = weights.shape[1] if weights.ndim == 4 else count_heads(module) or 1
         if kwargs.get("out") is not None:
             raise _written_to(module)
         is_last = _argument(args, kwargs, 1, "dim", None) in (-1, weights.ndim - 1)
@@ -252,7 +250,7 @@ class AttentionProducts:
         reading = None
         if len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0]):
             reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
-        heads = _count_heads(module)
+        heads = count_heads(module)
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise _refusal(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
@@ -340,12 +338,6 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: s
 def _find_owner(modules: Sequence[nn.Module]) -> nn.Module:
     """Return the innermost module with parameters: `nn.Softmax` and the like only compute for it."""
     return next((module for module in reversed(modules) if next(module.parameters(), None) is not None), modules[-1])
-
-
-def _count_heads(module: nn.Module) -> int | None:
-    """Return how many heads a module says to have."""
-    values = (getattr(part, name, None) for part in (module, getattr(module, "config", None)) for name in HEAD_COUNTS)
-    return next((value for value in values if isinstance(value, int)), None)
 
 
 def _writes(name: str) -> bool:
