@@ -304,7 +304,10 @@ def test_a_method_that_a_run_lacks_is_named_once() -> None:
 
 def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
     names = ["stream.tasks.which library is documented here.sha256.train", "seed", "model.class"]
-    texts = {"a": ["9d96db2f7884", "1", "SmolLM3ForCausalLM"], "b": ["93489da1e47e", "12345678901234", "Llama"]}
+    texts = {
+        "a": ["9d96db2f7884", "1", "SmolLM3ForSequenceClassification"],
+        "b": ["93489da1e47e", "12345678901234", "Llama"],
+    }
     table = pd.DataFrame({"setting": names, **texts})
     console = Console(width=60)
     with console.capture() as told:
@@ -313,7 +316,7 @@ def test_long_names_lose_their_middle_in_a_narrow_terminal() -> None:
     assert len(lines) == 4
     assert re.fullmatch(r"stream.*….*\.sha256\.train +9d96db2f7884 +93489da1e47e", lines[1].rstrip())
     assert lines[2].split() == ["seed", "1", "12345678901234"], "numbers stay whole"
-    assert lines[3].split() == ["model.class", "SmolL…orCausalLM", "Llama"]
+    assert lines[3].split() == ["model.class", "SmolLM3…Classification", "Llama"]
 
 
 @pytest.mark.parametrize("width", [66, 72, 80])
@@ -330,6 +333,22 @@ def test_numbers_stay_whole_beside_wide_heads(width: int) -> None:
     *_, one, other = told.get().splitlines()
     assert one.split()[-7:] == ["47.92", "45.31", "45.31", "-2.604", "190.9", "-2.604", "190.9"]
     assert other.split()[-7:] == ["53.12", "3.125", "78.12", "-7.292", "39.71", "12.24", "33.09"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+@pytest.mark.parametrize("name", ["run", "sapt-with-a-long-name-"])
+def test_numbers_with_many_digits_are_neither_folded_nor_cut_off(name: str, width: int) -> None:
+    """A narrow column beside wide ones, and numbers with an exponent, whose letter makes them no word."""
+    values = [-0.08003, -126.2, 194.8, -7.5e12, 1.234e-05, 510.4, -0.001234]
+    table = pd.DataFrame(
+        {"figure": ["replay, forgetting til"], **{f"{name}{at} − b": [v] for at, v in enumerate(values)}}
+    )
+    console, told = Console(width=width), []
+    for part in split_columns(table, width):
+        with console.capture() as shown:
+            console.print(terminal_table(part, width=width))
+        told += shown.get().split()
+    assert [word for word in told if word in map("{:.4g}".format, values)] == [f"{value:.4g}" for value in values]
 
 
 def test_columns_that_do_not_fit_beside_each_other_follow_below() -> None:

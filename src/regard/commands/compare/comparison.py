@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -218,21 +218,32 @@ def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int 
     numbers alone are wider.
     """
     rows = [[*map(_format, row)] for row in table.head(max_rows).itertuples(index=False)]
-    widest = [max([len(str(name)), *map(len, cells)]) for name, *cells in zip(table.columns, *rows, strict=True)]
+    columns = [[row[index] for row in rows] for index in range(table.shape[1])]
+    widest = [max([len(str(name)), *map(len, cells)]) for name, cells in zip(table.columns, columns, strict=True)]
+    least = [min(_least_width(cells), most) for cells, most in zip(columns[1:], widest[1:], strict=True)]
     room = min(widest[0], max(width // 3, width - sum(GAP + column for column in widest[1:])))
-    least = [max(map(_longest_number, cells), default=0) for cells in [*zip(*rows, strict=True)][1:]]
-    left = width - GAP - sum(GAP + column for column in least)
-    room = min(room, max(MIN_WORD, left))
-    share = max(MIN_WORD, (width - room) // max(1, len(widest) - 1) - GAP)
+    room = min(room, max(MIN_WORD, width - sum(GAP + column for column in least)))
+    widths = _share_out(width - room - GAP * len(least), least, widest[1:])
     shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
-    for index, column in enumerate(table.columns):
-        name: dict[str, Any] = {"justify": "right", "overflow": "fold"} if index else {"no_wrap": True}
-        if index and rows and room <= left:
-            name["min_width"] = least[index - 1]
-        shown.add_column(Text(str(column)), **name)
+    shown.add_column(Text(str(table.columns[0])), no_wrap=True)
+    for name, column in zip(table.columns[1:], widths, strict=True):
+        shown.add_column(Text(str(name)), justify="right", overflow="fold", width=column)
     for first, *cells in rows:
-        shown.add_row(Text(shorten(first, room)), *(Text(_shorten_words(cell, share)) for cell in cells))
+        shown.add_row(
+            Text(shorten(first, room)),
+            *(Text(_shorten_words(cell, max(MIN_WORD, column))) for cell, column in zip(cells, widths, strict=True)),
+        )
     return shown
+
+
+def _share_out(total: int, least: Sequence[int], widest: Sequence[int]) -> list[int]:
+    """Return widths from the least to the widest that fill a total, if it is that much; the narrowest grow first."""
+    widths = [*least]
+    for _ in range(total - sum(least)):
+        if not (growing := [at for at, most in enumerate(widest) if widths[at] < most]):
+            break
+        widths[min(growing, key=widths.__getitem__)] += 1
+    return widths
 
 
 def split_columns(table: pd.DataFrame, width: int = WIDTH) -> Iterator[pd.DataFrame]:
@@ -241,7 +252,7 @@ def split_columns(table: pd.DataFrame, width: int = WIDTH) -> Iterator[pd.DataFr
     room = width - GAP - min(width // 3, max(map(len, columns[0]), default=0))
     parts, used = [[0]], 0
     for index, cells in enumerate(columns[1:], start=1):
-        needed = GAP + max((min(len(word), MIN_WORD) for cell in cells for word in cell.split(" ")), default=0)
+        needed = GAP + _least_width(cells)
         if used + needed > room and len(parts[-1]) > 1:
             parts, used = [*parts, [0]], 0
         parts[-1].append(index)
@@ -254,8 +265,10 @@ def _shorten_words(text: str, width: int) -> str:
     return " ".join(word if _is_number(word) else shorten(word, width) for word in text.split(" "))
 
 
-def _longest_number(text: str) -> int:
-    return max(len(word) if _is_number(word) else 0 for word in text.split(" "))
+def _least_width(cells: Sequence[str]) -> int:
+    """Return the width in which numbers stay whole, and words keep what is always shown (of 1.2e-07 all)."""
+    words = [word for cell in cells for word in cell.split(" ")]
+    return max((len(word) if _is_number(word) else min(len(word), MIN_WORD) for word in words), default=0)
 
 
 def _is_number(word: str) -> bool:
