@@ -18,7 +18,7 @@ from regard.commands.replace.result import COST_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ALL_TASKS, COLUMNS, Outcome, drops_by_original
 from regard.commands.replace.words import describe_correlations, ledes, title
 from regard.errors import UserError
-from regard.runs.launchers import Job
+from regard.runs.launchers import Job, Local
 
 Tiny = Callable[[str], Path]
 Regard = Callable[..., Any]
@@ -228,6 +228,20 @@ def test_a_model_that_there_is_not_is_refused_before_a_run(
     assert ended.code == 2
     assert "model: 'nothing' is no folder here" in ended.err
     assert jobs == []
+
+
+def test_models_are_looked_for_where_they_are_run(
+    regard: Regard, tiny: Tiny, tasks: list[Path], jobs: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not here for a cluster, nor where a run is finished."""
+    out, passing = tasks[0].parent / "out", tasks[0].parent / "passing"
+    shutil.copytree(tiny("bert"), passing)
+    line = ("replace", passing, "nothing", "--task", tasks[0], *SMALL, "--out", out)
+    monkeypatch.setattr("regard.runs.launchers.make_launcher", lambda *_, **__: Local(workers=1))
+    assert "1 of 2 runs failed" in regard(*line, "--launcher", "ray").err
+    assert [job.key for job in jobs] == ["passing-a", "nothing-a"]
+    shutil.rmtree(passing)
+    assert "model: 'nothing' is no folder here" in regard(*line, "--resume").err
 
 
 @pytest.mark.parametrize(

@@ -447,6 +447,17 @@ def test_models_that_cannot_be_had_are_refused_once_before_a_trial(
     assert not (tmp_path / "out").exists()
 
 
+def test_models_of_a_cluster_are_looked_for_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: Any) -> None:
+        raise UserError("as far as the trials")
+
+    monkeypatch.setattr("regard.commands.sweep.run.make_launcher", lambda *_, **__: None)
+    monkeypatch.setattr("regard.commands.sweep.run._run_trials", stop)
+    settings = {"stream": "yahoo-split", "model": "no model"}
+    with pytest.raises(UserError, match="as far as the trials"):
+        sweep("learn", {"learning_rate": [0.1]}, out=tmp_path / "out", config=settings, num_seeds=1, launcher="ray")
+
+
 def test_an_encoder_does_not_learn_to_answer_in_a_sweep(tiny: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"task": "t", "text": f"w{number}", "answer": f"w{number}"} for number in range(10)]
     stream = tmp_path / "rows.jsonl"

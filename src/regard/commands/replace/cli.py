@@ -81,9 +81,9 @@ def _run_several(
     args: argparse.Namespace, config: ReplaceConfig, models: Sequence[str], tasks: Sequence[str], out: Path
 ) -> None:
     """Run each model with each task; what can be refused is refused before one begins."""
-    from regard.commands.replace.several import PARTS, make_pairs, replace_several
+    from regard.commands.replace.several import PARTS, RUNS, is_finished, make_pairs, replace_several
     from regard.models.pretrained import check_model
-    from regard.runs.command_line import run_command
+    from regard.runs.command_line import default_work_dir, run_command
     from regard.runs.launchers import make_launcher
 
     if args.adapter is not None:
@@ -91,7 +91,9 @@ def _run_several(
     pairs = make_pairs(models, tasks)
     for task in tasks:
         _check_data(args, config, task)
-    for model in models:
+    done = default_work_dir(out) / RUNS if args.resume else None
+    begun = [pair.model for pair in pairs if done is None or not is_finished(done / pair.key)]
+    for model in dict.fromkeys(begun) if args.launcher == "local" else ():  # other machines may have other models
         check_model(model, code=args.trust_remote_code, language_model=LANGUAGE_MODEL in tasks)
     gpus = None if args.device in ("auto", "cuda") else 0
     engine = make_launcher(args.launcher, workers=1 if args.workers is None else args.workers, gpus=gpus)

@@ -105,7 +105,7 @@ def replace_several(
         folder = work.folder.resolve() / RUNS
         write_file(folder / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
         by_key = {pair.key: pair for pair in pairs}
-        jobs = [_job(pair, folder, arguments) for pair in pairs if not _is_finished(folder / pair.key)]
+        jobs = [_job(pair, folder, arguments) for pair in pairs if not is_finished(folder / pair.key)]
         ended = len(pairs) - len(jobs)
 
         def report(event: JobEvent) -> None:
@@ -116,7 +116,7 @@ def replace_several(
             name = f"{pair.task} with {pair.model}, {event.kind}"
             on_progress(ProgressEvent(phase=name, step=ended, steps=len(pairs), note=note, milestone=True))
 
-        errors = run_jobs(jobs, engine, finished=lambda key: _is_finished(folder / key), retries=0, on_event=report)
+        errors = run_jobs(jobs, engine, finished=lambda key: is_finished(folder / key), retries=0, on_event=report)
         if errors:
             listed = "; ".join(
                 f"{by_key[key].task} with {by_key[key].model} ({error})" for key, error in errors.items()
@@ -149,7 +149,8 @@ def _job(pair: Pair, folder: Path, arguments: Sequence[str]) -> Job:
     return Job(pair.key, tuple(map(str, line)), str(Path.cwd()), str(folder / f"{pair.key}.log"))
 
 
-def _is_finished(folder: Path) -> bool:
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder holds a finished run."""
     try:
         read_metadata(folder, ReplaceConfig.command)
     except UserError:
