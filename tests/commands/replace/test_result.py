@@ -203,6 +203,7 @@ def test_summary_is_for_the_terminal() -> None:
         ([0.80, 0.82], "m: t loses 11.0 % with average, all heads constant"),
         ([0.78, 0.90], "m: t loses nothing that is shown with average (7.7 %), all heads constant"),
         ([0.80], "m: t loses 11.1 % with average, all heads constant"),
+        ([0.95, 0.97], "m: t gains 5.5 % with average, all heads constant"),
     ],
 )
 def test_a_headline_tells_a_loss_that_is_shown(replaced: list[float], said: str) -> None:

@@ -56,11 +56,13 @@ def row_drop(row: Any) -> str:
 
 
 def brief_loss(outcome: Outcome, row: pd.Series) -> str:
-    """Say in a few words what a row of `relative_drop` loses; nothing that its interval does not show."""
+    """Say in a few words what a row of `relative_drop` loses or gains; nothing that its interval does not show."""
     low, high = drop_bounds(outcome, pd.DataFrame([row]))
     task, constants, loss = row["task"], row["constants"], drop(float(row["drop"]), str(row["unit"]))
     if low <= 0 <= high:
         return f"{task} loses nothing that is shown with {constants} ({loss})"
+    if row["drop"] < 0:
+        return f"{task} gains {drop(-float(row['drop']), str(row['unit']))} with {constants}"
     return f"{task} loses {loss} with {constants}"
 
 
