@@ -445,8 +445,16 @@ def test_rows_that_a_scale_leaves_unused_are_told() -> None:
         "Test rows beyond --max-eval-samples 100, not scored: 200 of mood.",
     ]
     assert describe_rows({**stream, "drawn": available}) == []
-    several = {"available": {"a": {"train": {"x": 9}}}, "drawn": {"a": {"train": {"x": 3}}}, "rows": {"a": 3, "b": 4}}
-    assert describe_rows(several) == ["Training rows beyond --samples-per-class, not used: 6 of a."]
+    had = {"train": {"x": 9}, "test": {"x": 9}}
+    several = {
+        "available": {"a": had, "b": had, "c": had},
+        "drawn": {"a": {"train": {"x": 3}, "test": {"x": 5}}, "b": {"train": {"x": 4}, "test": {"x": 6}}, "c": had},
+        **{"rows": {"a": 3, "b": 4, "c": None}, "eval_rows": None},  # that of the first of several streams
+    }
+    assert describe_rows(several) == [
+        "Training rows beyond --samples-per-class, not used: 6 of a, 5 of b.",
+        "Test rows beyond --max-eval-samples, not scored: 4 of a, 3 of b.",
+    ]
 
 
 @pytest.mark.exhaustive

@@ -31,7 +31,7 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
         (told, {task: labels.section(overlaps, task).get(name) for task in overlaps})
         for name, told in _OVERLAPS.items()
     ]
-    by_task += [(told, _count_beyond(stream, split)) for split, told in _describe_limits(stream)]
+    by_task += _describe_limits(stream)
     return [
         f"{told}: {_name_tasks({task: count for task, count in counts.items() if count})}."
         for told, counts in by_task
@@ -39,14 +39,20 @@ def describe_rows(stream: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _describe_limits(stream: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Say of each split that is cut by a number of rows what that does, with the number where all tasks have one."""
-    by_class = set(labels.section(stream, "rows").values()) - {None}
-    most = f" {next(iter(by_class))}" if len(by_class) == 1 else ""
+def _describe_limits(stream: Mapping[str, Any]) -> list[tuple[str, dict[str, int]]]:
+    """Say of each split that limits cut what they do, and how many rows of each task; the limit where it is one."""
+    train, test = (_count_beyond(stream, split) for split in ("train", "test"))
+    by_class, drawn = labels.section(stream, "rows"), labels.section(stream, "drawn")
+    rows = {task: sum(labels.section(labels.section(drawn, task), "test").values()) for task in test}
     return [
-        ("train", f"Training rows beyond --samples-per-class{most}, not used"),
-        ("test", f"Test rows beyond --max-eval-samples {stream.get('eval_rows')}, not scored"),
+        (f"Training rows beyond --samples-per-class{_name_limit(by_class, train)}, not used", train),
+        (f"Test rows beyond --max-eval-samples{_name_limit(rows, test)}, not scored", test),
     ]
+
+
+def _name_limit(limits: Mapping[str, int | None], beyond: Mapping[str, int]) -> str:
+    most = {limits.get(task) for task, count in beyond.items() if count}
+    return f" {next(iter(most))}" if len(most) == 1 and None not in most else ""
 
 
 def _count_beyond(stream: Mapping[str, Any], split: str) -> dict[str, int]:
