@@ -847,6 +847,9 @@ def test_whole_prompts_are_read_as_they_are(tmp_path: Path, answer: str) -> None
     rows = [{"instruction": "Say it.", **row} for row in rows]
     with pytest.raises(UserError, match=r"expected one of the columns instruction and prompt in .*found both"):
         read_stream(write(tmp_path / "framed.jsonl", rows))
+    rows = [{"task": "chat", "prompt": f"{at}?", "text_pair": "and", answer: f"{at}!"} for at in range(20)]
+    with pytest.raises(UserError, match=r"expected one of the columns prompt and text_pair in .*found both"):
+        read_stream(write(tmp_path / "pairs.jsonl", rows))
     labelled = [
         {"task": "t", "prompt": f"{at} of these", "label": "ab"[at % 2], "instruction": "Which?"} for at in range(20)
     ]

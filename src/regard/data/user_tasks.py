@@ -254,8 +254,8 @@ def _find_columns(records: Sequence[_Record], task_type: TaskType | None, name: 
         found[ANSWER] = [choice for choice in OUTPUT if choice in names]
     is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
     text = next((one for one in (TEXT, _INPUT, _PROMPT) if one in names), TEXT)
-    before = [*found[INSTRUCTION], *([_PROMPT] if is_text and text == _PROMPT else [])]
-    for several in (before, found[ANSWER] if is_text else []):
+    around = [*found[INSTRUCTION], *([_PROMPT, *names & {_PAIR}] if is_text and text == _PROMPT else [])]
+    for several in (around, found[ANSWER] if is_text else []):
         if len(several) > 1:
             columns, all_of_them = " and ".join(several), "both" if len(several) == 2 else "all"
             raise UserError(f"stream: expected one of the columns {columns} in {name}, found {all_of_them}")
