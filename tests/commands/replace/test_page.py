@@ -385,6 +385,24 @@ def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_
     )
 
 
+def test_scores_that_are_the_same_with_another_operation_are_told_so() -> None:
+    keys = ("example/tiny", "cola")
+    rows: list[Any] = [(*keys, "none", "none", 1.0, seed, "accuracy", 0.45) for seed in range(2)]
+    rows += [(*keys, "sigmoid", "attention", 0.0, seed, "accuracy", 0.45) for seed in range(2)]
+    tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
+    told = " ".join(terminal(*tables).split())
+    assert "Other operations instead of softmax: with sigmoid the score is the same for every seed." in told
+
+
+def test_a_small_drop_has_the_decimals_of_its_interval() -> None:
+    metric = "negative_log_perplexity"
+    rows = [("example/tiny", "lm", "none", "none", 1.0, 0, metric, -3.0, 0.2, 0.0)]
+    rows += [("example/tiny", "lm", "average", "lambda", 0.0, 0, metric, -3.008, 0.2, 0.025)]
+    table = pd.DataFrame(rows, columns=[*replaced_run.COLUMNS, *WIDTHS])
+    text = Parsed(replace_page(table, NO_HEADS, NO_COST, {}, {})).text
+    assert "drop 0.008 nats (−0.017 to 0.033 nats)" in text
+
+
 def test_a_speed_up_whose_spread_includes_none_is_not_stated() -> None:
     cost = replaced_run.cost().assign(relative_time_high=1.0)
     page = Parsed(replace_page(FEW[0], FEW[1], cost, TABLES[3], {}))

@@ -40,14 +40,21 @@ def task_title(name: str) -> str:
     return _TASKS.get(name, name)
 
 
-def drop(value: float, unit: str) -> str:
-    """Format a drop and its unit, as in "6.2 %"; a gain is negative. Of less than 0.01 nats the first digit is told."""
+def drop(value: float, unit: str, places: int | None = None) -> str:
+    """Format a drop and its unit, as in "6.2 %"; a gain is negative.
+
+    Of less than 0.01 nats the first digit is told, unless the number of decimals is given.
+    """
     if math.isnan(value):
         return "–"
-    text = f"{value:.{1 if unit == '%' else 2}f}"
-    if unit != "%" and 0 < abs(value) < 0.01:
+    text = f"{value:.{places or (1 if unit == '%' else 2)}f}"
+    if not places and _is_small(value, unit):
         text = f"{value:.1g}"  # a small drop is not none
     return f"{text.replace('-', '' if float(text) == 0 else '−', 1)} {unit}"
+
+
+def _is_small(value: float, unit: str) -> bool:
+    return unit != "%" and 0 < abs(value) < 0.01
 
 
 def row_drop(row: Any) -> str:
@@ -154,6 +161,18 @@ def _in_one_unit(drops: pd.DataFrame) -> tuple[pd.DataFrame, str]:
     return drops[drops["unit"] == unit], unit
 
 
+def _write_drop(outcome: Outcome, rows: pd.DataFrame, unit: str, worst: str = "") -> str:
+    """Say by how much the score drops on average, and what else (`worst`), or that no drop is shown."""
+    low, high = drop_bounds(outcome, rows)
+    if low == high == 0 and not _of_single_pairs(outcome, rows, high):
+        return "the score is the same for every seed"
+    if low <= 0 <= high:
+        return f"no drop is shown: {_not_excluded(outcome, rows, high)}"
+    mean = float(rows["drop"].mean())
+    interval = f", {_NO_INTERVAL}" if math.isnan(low) else ""
+    return f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}{worst}{interval}"
+
+
 def _write_operations(outcome: Outcome) -> str:
     """Describe the cost of other operations, averaged over tasks with drops in one unit."""
     drops, unit = _in_one_unit(outcome.operations)
@@ -161,14 +180,7 @@ def _write_operations(outcome: Outcome) -> str:
         return ""
     parts = []
     for name, rows in drops.groupby("constants", sort=False):
-        low, high = drop_bounds(outcome, rows)
-        mean = float(rows["drop"].mean())
-        text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"
-        if low <= 0 <= high:
-            text = f"no drop is shown: {_not_excluded(outcome, rows, high)}"
-        elif math.isnan(low):
-            text += f", {_NO_INTERVAL}"
-        parts.append(f"with {name} {text}")
+        parts.append(f"with {name} {_write_drop(outcome, rows, unit)}")
     average = ", on average" if outcome.operations.dropna(subset="drop")["task"].nunique() > 1 else ""
     return f"Other operations instead of softmax{average}: {'; '.join(parts)}."
 
@@ -203,22 +215,12 @@ def _write_drops(outcome: Outcome) -> str:
         rows = drops[drops["dynamic_fraction"] == fraction]
         if rows.empty:
             continue
-        low, high = drop_bounds(outcome, rows)
-        if low == high == 0 and not _of_single_pairs(outcome, rows, high):
-            parts.append(f"with {describe_fraction(fraction)} the score is the same for every seed")
-            continue
-        if low <= 0 <= high:
-            parts.append(f"with {describe_fraction(fraction)} no drop is shown: {_not_excluded(outcome, rows, high)}")
-            continue
-        mean = float(rows["drop"].mean())
-        text = f"the score {'drops' if mean >= 0 else 'rises'} by {drop(abs(mean), unit)}"
+        worst_of_all = ""
         if len(rows) > 1:
             worst = rows.loc[rows["drop"].idxmax()]
             most, name = drop(float(worst["drop"]), unit), title(outcome, str(worst["model"]), str(worst["task"]))
-            text += f" on average over {count_pairs(rows)}, at most by {most} ({name})"
-        if math.isnan(low):
-            text += f", {_NO_INTERVAL}"
-        parts.append(f"with {describe_fraction(fraction)} {text}")
+            worst_of_all = f" on average over {count_pairs(rows)}, at most by {most} ({name})"
+        parts.append(f"with {describe_fraction(fraction)} {_write_drop(outcome, rows, unit, worst_of_all)}")
     sentence = "; ".join(parts)
     return f"Constants: {outcome.constants}. {sentence[:1].upper()}{sentence[1:]}."
 
@@ -238,11 +240,16 @@ def drop_bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
 
 
 def _drop_with_interval(outcome: Outcome, row: pd.Series) -> str:
-    """Format a row's drop, with its interval if there is one."""
+    """Format a row's drop, with its interval if there is one, in equal decimals."""
     low, high = drop_bounds(outcome, pd.DataFrame([row]))
     unit = str(row["unit"])
-    spread = "" if math.isnan(low) else f" ({drop(low, unit).removesuffix(f' {unit}')} to {drop(high, unit)})"
-    return drop(float(row["drop"]), unit) + spread
+    value = float(row["drop"])
+    if math.isnan(low):
+        return drop(value, unit)
+    is_small = any(_is_small(one, unit) for one in (value, low, high))
+    places = labels.interval_decimals((high - low) / 2, low, high, 2) if is_small else None
+    told, begin, end = (drop(one, unit, places) for one in (value, low, high))
+    return f"{told} ({begin.removesuffix(f' {unit}')} to {end})"
 
 
 def describe_fraction(fraction: float) -> str:
