@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.continual.costs import count_examples, trim_padding
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.text_learner import TextLearner, encode_pairs
+from regard.continual.text_learner import TextLearner, encode_pairs, encode_prompts
 from regard.continual.training_phase import ExampleRef
 from regard.data.stream import Stream, TextPairs
 from regard.errors import UserError
@@ -70,6 +70,20 @@ def test_what_does_not_fit_is_cut_and_counted(apart: bool, prompt: str) -> None:
     assert said(found.answers[0].tolist()) == "a cat [EOS]"
     assert said(found.answers[1].tolist()) == "it is [EOS]"
     assert found.truncated == (2 if apart else 1)
+
+
+@pytest.mark.parametrize(
+    "kind, length, prompt",
+    [("t5", 3, "the cat [EOS]"), ("llama", 3, "[BOS] the cat"), ("llama", 1, "cat"), ("gpt2", 2, "the cat")],
+)
+def test_a_tokenizer_may_cut_what_prompts_begin_with(kind: Any, length: int, prompt: str) -> None:
+    """What a decoder goes on from stays, as the turn of an assistant; special tokens before all as well."""
+    apart, left = kind == "t5", tokenizer(kind)
+    left.truncation_side = "left"
+    found = encode_pairs(PAIRS, left, replace(BUDGET, length=length), encoder_decoder=apart)
+    assert said(found.input_ids[0].tolist()) == prompt
+    assert said(encode_prompts(["say the cat"], left, length, encoder_decoder=apart)[0]) == prompt
+    assert said(found.answers[0].tolist()) == "a cat [EOS]"
 
 
 def test_rows_are_padded_to_the_longest() -> None:

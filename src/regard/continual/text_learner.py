@@ -161,6 +161,7 @@ def make_text_learner(
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Return rows as token ids, prompts and answers cut to the lengths of the budget.
 
+    A prompt loses its end, or what follows its first special tokens where the tokenizer's `truncation_side` is "left".
     With an encoder for prompts (`encoder_decoder`) both have the tokenizer's special tokens; else a prompt has those
     before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.
     """
@@ -171,7 +172,7 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     counts, answer_counts = (torch.tensor([len(ids) for ids in texts]) for texts in (prompts, answers))
     truncated = int((counts > budget.length).sum() + (answer_counts > budget.target_length).sum())
     padded = pad_batch(
-        [torch.tensor(_truncate(ids, budget.length, keep_last=encoder_decoder)) for ids in prompts],
+        _truncate_prompts(prompts, tokenizer, budget.length, keep_last=encoder_decoder),
         [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
         tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end,
     )
@@ -184,7 +185,7 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
 def encode_prompts(texts: Sequence[str], tokenizer: Any, length: int, *, encoder_decoder: bool) -> list[Tensor]:
     """Return the token ids of each prompt, cut as those of rows are."""
     prompts = _tokenize_prompts(texts, tokenizer, encoder_decoder=encoder_decoder)
-    return [torch.tensor(_truncate(ids, length, keep_last=encoder_decoder)) for ids in prompts]
+    return _truncate_prompts(prompts, tokenizer, length, keep_last=encoder_decoder)
 
 
 def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: bool) -> list[list[int]]:
@@ -195,6 +196,21 @@ def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: 
     if empty is not None:
         raise UserError(f"stream: expected prompts with words, {texts[empty]!r} has no token")
     return prompts
+
+
+def _truncate_prompts(prompts: list[list[int]], tokenizer: Any, max_tokens: int, *, keep_last: bool) -> list[Tensor]:
+    if tokenizer.truncation_side != "left":
+        return [torch.tensor(_truncate(ids, max_tokens, keep_last=keep_last)) for ids in prompts]
+    special = {*tokenizer.all_special_ids}
+    return [torch.tensor(_truncate_left(ids, max_tokens, special)) for ids in prompts]
+
+
+def _truncate_left(ids: list[int], max_tokens: int, special: set[int]) -> list[int]:
+    """Return the last tokens, so many at most, behind the special tokens that all begin with, if these leave room."""
+    if len(ids) <= max_tokens:
+        return ids
+    first = next((at for at, token in enumerate(ids[:max_tokens]) if token not in special), 0)
+    return [*ids[:first], *ids[len(ids) - max_tokens + first :]]
 
 
 def _truncate(ids: list[int], max_tokens: int, *, keep_last: bool) -> list[int]:
