@@ -48,6 +48,8 @@ class HeadOrder:
                 if tokens_second.shape[1] != keys or rest or batch == len(tokens_second) == 1:
                     continue
                 rows = tokens_second[:, 0].to(first.dtype)
+                if not _are_in(first[:1], rows[:1]):  # first in both orders, and much less to compare
+                    continue
                 samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
                 if samples_first and batch != len(rows) and count_heads(module) != heads:
