@@ -257,15 +257,16 @@ class AttentionProducts:
         self._head_order.check(module, value)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)
-        output = dispatch(module, _make_call(softmax, value)).to(value.dtype)
-        return restore(_with_hidden_rows(output, softmax, value))
+        highest = softmax.scores.amax(-1, keepdim=True)
+        hides_all = _hides_all(highest)
+        output = dispatch(module, _make_call(softmax, value, highest, hides_all)).to(value.dtype)
+        return restore(_with_hidden_rows(output, softmax, value, hides_all))
 
 
-def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
+def _make_call(softmax: _Softmax, value: Tensor, highest: Tensor, hides_all: Tensor) -> AttentionCall:
     """Return the call of weights and values: its bias is the whole score, so its scale is 0."""
     scores = softmax.scores
-    highest = scores.amax(-1, keepdim=True)
-    keep = (scores > highest - HIDDEN_BELOW) & ~_hides_all(highest)
+    keep = (scores > highest - HIDDEN_BELOW) & ~hides_all
     if softmax.hidden is not None:
         keep = keep & ~softmax.hidden.expand_as(keep)
     dtype = torch.promote_types(scores.dtype, value.dtype)
@@ -280,12 +281,11 @@ def _make_call(softmax: _Softmax, value: Tensor) -> AttentionCall:
     )
 
 
-def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor) -> Tensor:
+def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor, hides_all: Tensor) -> Tensor:
     """Return an output with the host's own where it hides all keys of a query by a low number: a mean of values.
 
     Such queries are padding, which a later step with a cache may read.
     """
-    hides_all = _hides_all(softmax.scores.amax(-1, keepdim=True))
     if not is_transformed(hides_all) and not bool(hides_all.any()):
         return output
     weights = softmax.scores.softmax(-1)
@@ -295,8 +295,12 @@ def _with_hidden_rows(output: Tensor, softmax: _Softmax, value: Tensor) -> Tenso
 
 
 def _hides_all(highest: Tensor) -> Tensor:
-    """Return whether the highest score of a row is as low as those of hidden keys, and finite."""
-    return (highest < -HIDDEN_BELOW) & highest.isfinite()
+    """Return whether the highest score of a row is as low as those of hidden keys, and finite.
+
+    Padding is so in all heads; in some of them alone, the first tokens of long texts are, by biases of positions.
+    """
+    is_lowest = highest < torch.finfo(highest.dtype).min / 2
+    return (is_lowest | (highest < -HIDDEN_BELOW).all(1, keepdim=True)) & highest.isfinite()
 
 
 def _read_operands(
@@ -342,7 +346,7 @@ def _find_owner(modules: Sequence[nn.Module]) -> nn.Module:
 
 def _writes(name: str) -> bool:
     """Return whether a function changes its first argument, by its name."""
-    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
 def _share_memory(tensor: Tensor, other: Tensor) -> bool:
