@@ -1,9 +1,11 @@
-"""Modules of nobody's library: layers that are skipped, heads in inference mode, compiled functions, interrupts."""
+"""Modules of nobody's library: layers that are skipped or shared, heads in inference mode, compiled functions."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -24,12 +26,13 @@ def test_layers_that_are_skipped_read_the_same_input(mode: Mode, skipped: tuple[
         def forward(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embedding(ids)
             for block in self.blocks:
-                x = block(x)
+                output = block(x)
+                x = output[1] if isinstance(output, tuple) else output
             return x
 
     model = Deep(plain)
-    for index in skipped:
-        model.blocks[index].forward = lambda x: x  # type: ignore[method-assign]  # as stochastic depth does
+    for index in skipped:  # as stochastic depth does; beside other outputs, too
+        model.blocks[index].forward = lambda x: x if len(skipped) == 1 else (None, x)  # type: ignore[method-assign]
     with mode(), watching(model, "column_mass") as watch:
         model(ids())
     frame = watch.frame()
@@ -49,6 +52,107 @@ def test_heads_side_by_side_are_no_layers_in_inference_mode() -> None:
     with watching(written, "column_mass") as watch:
         written(ids())
     assert set(watch.frame()["layer"].dropna()) == {0, 1, 2}
+
+
+class Block(nn.Module):
+    """Reads a memory first, and then the hidden states; the memory is the same for all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention(plain)
+
+    def forward(self, memory: Tensor, states: Tensor) -> Tensor:
+        output: Tensor = states + self.attention(states + memory)
+        return output
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_blocks_may_read_the_same_memory_before_their_states(mode: Mode, by_name: bool) -> None:
+    model = Model(plain)
+    model.blocks = nn.ModuleList(Block() for _ in range(3))
+
+    def forward(ids: Tensor) -> Tensor:
+        memory = states = model.embedding(ids)
+        for block in model.blocks:
+            states = block(memory, states=states) if by_name else block(memory, states)
+        return states  # type: ignore[no-any-return]
+
+    model.forward = forward  # type: ignore[method-assign]
+    with mode(), watching(model, "column_mass") as watch:
+        model(ids())
+    assert set(watch.frame()["layer"]) == {0, 1, 2}
+
+
+@torch.no_grad()
+def test_a_block_that_returns_what_it_read_is_a_layer() -> None:
+    class Returning(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            super().forward(x)
+            return x
+
+    model = Model(plain)
+    model.blocks = nn.ModuleList(Returning(plain) for _ in range(3))
+    model.forward = lambda ids: nn.Sequential(*model.blocks)(model.embedding(ids))
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert set(watch.frame()["layer"]) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("order", [(0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 1)])
+@torch.no_grad()
+def test_a_block_that_stands_in_its_list_several_times_is_numbered_by_its_executions(order: tuple[int, ...]) -> None:
+    model, apart = Model(plain), Model(plain)
+    apart.blocks = nn.ModuleList(copy.deepcopy(model.blocks[index]) for index in order)
+    model.blocks = nn.ModuleList(model.blocks[index] for index in order)
+    frames = []
+    for each in (model, apart):
+        with watching(each, ["column_mass", "hidden_norm"]) as watch:
+            each(ids())
+        frames.append(watch.frame())
+    pd.testing.assert_frame_equal(*frames)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.inference_mode])
+def test_weights_may_be_asked_for_gradients(mode: Mode) -> None:
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        weights = (q @ k.mT * WIDTH**-0.5).softmax(-1)
+        if not weights.is_inference():
+            weights.requires_grad_()
+        return weights @ v
+
+    model = Model(way)
+    with mode(), watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model)
+
+
+@torch.no_grad()
+def test_first_tokens_of_long_texts_are_no_padding_by_biases_of_positions() -> None:
+    """As in MPT, whose first scores of 6,000 tokens are below -5,000 in the head of the steepest slope."""
+    slopes, tokens = torch.tensor([1000.0, 30.0, 1.0, 0.1])[:, None, None], torch.arange(12)
+    bias = (slopes * (tokens - 11.0)).expand(-1, 12, -1)
+    causal = torch.ones(12, 12, dtype=torch.bool).tril()
+
+    def way(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        return (q @ k.mT * WIDTH**-0.5 + bias).masked_fill(~causal, torch.finfo(torch.float32).min).softmax(-1) @ v
+
+    model = Model(way)
+    expected = model(ids())
+    with watching(model, ["row_sum", "entropy"]) as watch:
+        torch.testing.assert_close(model(ids()), expected)
+    sums = watch.frame("row_sum", layer=0)
+    assert set(sums["position"].dropna()) == set(range(12))
+    assert sums["value"].to_numpy() == pytest.approx(1.0, abs=1e-5)
+    queries, keys = (part.double() for part in model.blocks[0].split(model.inputs[0])[:2])
+    weights = (queries @ keys.mT * WIDTH**-0.5 + bias).masked_fill(~causal, -torch.inf).softmax(-1)
+    entropies = torch.special.entr(weights).sum(-1).mean(0)
+    frame = watch.frame("entropy", layer=0)
+    frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+    measured = torch.tensor(frame["value"].to_numpy(dtype=float)).reshape(HEADS, -1)
+    torch.testing.assert_close(measured, entropies, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

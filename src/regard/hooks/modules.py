@@ -183,12 +183,14 @@ def _is_attention(module: nn.Module) -> bool:
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the longest list or sequence of blocks of one class with children; the model itself if there is none.
 
-    Lists of blocks with attention by the names of their parts come before others, such as convolutions.
+    Lists of blocks with attention by the names of their parts come before others, such as convolutions. A block that
+    stands in its list several times is one.
     """
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
     one_class = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and blocks[0] is not None]
     alike = [blocks for blocks in one_class if list(blocks[0].children())]
-    return max(alike, key=lambda blocks: (any(map(_names_attention, blocks)), len(blocks)), default=[model])
+    longest = max(alike, key=lambda blocks: (any(map(_names_attention, blocks)), len(blocks)), default=[model])
+    return list(dict.fromkeys(longest))
 
 
 def _names_attention(block: nn.Module) -> bool:

@@ -64,25 +64,25 @@ class BlockCounter:
         self._current: int | None = None
         self._is_looped = False
         self._executed: list[int] = []
-        self._input: ReferenceType[Tensor] | None = None
-        self._mark: int | Tensor = 0
-        """The hidden states that the latest block has read, and what tells whether they were written to since."""
+        self._inputs: list[tuple[ReferenceType[Tensor], int | Tensor]] = []
+        """What the latest block has read that may be hidden states, and what tells whether it was written to since."""
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
 
-    def enter(self, block: nn.Module, args: tuple[Any, ...] = (), *_arguments: Any) -> None:
+    def enter(
+        self, block: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *_arguments: Any
+    ) -> None:
         """Enter a block. UserError if it reads what the one before it attended to, in a module of nobody's library."""
         index = self._indices[block]
-        states = args[0] if args and is_own(self._stack) else None
-        if isinstance(states, Tensor) and states.ndim == HIDDEN_AXES:
-            is_same = self._input is not None and self._input() is states
-            if is_same and self._called and _is_unwritten(states, self._mark):
-                raise UserError(
-                    f"cannot number the layers of {self._name}: modules of its longest list read the same input, as "
-                    "heads side by side do, not layers"
-                )
-            self._input, self._mark = ref(states), _mark(states)
+        states = _find_states(args, kwargs or {}) if is_own(self._stack) else []
+        is_same = bool(states) and len(states) == len(self._inputs)
+        if is_same and self._called and all(map(_is_unwritten, states, self._inputs)):
+            raise UserError(
+                f"cannot number the layers of {self._name}: modules of its longest list read the same input, as "
+                "heads side by side do, not layers"
+            )
+        self._inputs = [(ref(tensor), _mark(tensor)) for tensor in states]
         self._is_looped = self._is_looped or index in self._executed
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
@@ -90,9 +90,10 @@ class BlockCounter:
         self._latest.clear()
         self._called.clear()
 
-    @property
-    def hidden_layer(self) -> int:
-        """The layer whose hidden state is the output of the block that is executed."""
+    def leave(self, output: Any) -> int:
+        """Leave a block. Return the layer of its output, which the next block may read even if it is its input."""
+        if any(read() is output for read, _ in self._inputs):
+            self._inputs = []
         return (self._execution + 1) * self._layers_per_block - 1
 
     def has_hidden(self, layer: int) -> bool:
@@ -162,11 +163,22 @@ class BlockCounter:
         return type(self._stack.module).__name__
 
 
+def _find_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Return what a block reads that may be hidden states, or what they attend to; nothing if the first is not."""
+    if not args or not isinstance(args[0], Tensor) or args[0].ndim != HIDDEN_AXES:
+        return []
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return [tensor for tensor in tensors if tensor.ndim >= HIDDEN_AXES and tensor.is_floating_point()]
+
+
 def _mark(states: Tensor) -> int | Tensor:
     """Return how often hidden states were written to; some of their entries where nothing counts it."""
     return states[..., :MARKED].clone() if states.is_inference() else states._version
 
 
-def _is_unwritten(states: Tensor, mark: int | Tensor) -> bool:
-    """Return whether hidden states are those that had a mark."""
+def _is_unwritten(states: Tensor, before: tuple[ReferenceType[Tensor], int | Tensor]) -> bool:
+    """Return whether hidden states are those of before, and have the mark that they had."""
+    read, mark = before
+    if read() is not states:
+        return False
     return torch.equal(states[..., :MARKED], mark) if isinstance(mark, Tensor) else states._version == mark

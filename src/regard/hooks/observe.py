@@ -31,7 +31,7 @@ from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
-from regard.hooks.own_modules import warn_of_outside
+from regard.hooks.own_modules import is_own, warn_of_outside
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
@@ -203,7 +203,7 @@ class Watch(Observer, Readings):
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
-            for block in stack.blocks if self._wanted.hidden else ():
+            for block in stack.blocks if self._wanted.hidden or is_own(stack) else ():
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
@@ -241,14 +241,14 @@ class Watch(Observer, Readings):
     ) -> None:
         if sequences.forward is None:
             return
-        sequences.counter.enter(block, args)
+        sequences.counter.enter(block, args, kwargs)
         if sequences.counter.entered == 1:
             sequences.embeddings = as_hidden(args[0] if args else kwargs.get("hidden_states"))
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-            self._add_hidden(sequences, sequences.counter.hidden_layer, as_hidden(hidden))
+            self._add_hidden(sequences, sequences.counter.leave(hidden), as_hidden(hidden))
 
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
