@@ -166,8 +166,9 @@ def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
         is_decoder = getattr(getattr(module, "config", None), "is_decoder", True)
         return bool(is_decoder if declared is None else declared)
     visible = visible_mask(call)
-    if not bool(visible.triu(1).any()):
-        return bool(visible.tril(-1).any()) or declared is not False  # else each token sees itself alone
+    in_any = visible.flatten(0, 1).any(0)  # the parts above and below the diagonal are copies
+    if not bool(in_any.triu(1).any()):
+        return bool(in_any.tril(-1).any()) or declared is not False  # else each token sees itself alone
     seen = visible.any(-2)
     visible = visible & seen[..., None, :] & seen[..., :, None]
     if bool((visible & ~visible.mT).any()):
