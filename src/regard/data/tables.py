@@ -181,14 +181,14 @@ def find_split_files(
 def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
     """Raise UserError if a required column is not available."""
     names = tuple(available)
-    for name in (one for one in required if one not in names):
+    if missing := [name for name in required if name not in names]:
         columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
         hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
         hint = separator_hint(names, find_table_suffix(location.rpartition(", ")[0])) or hint
         if {"messages", "conversations", "conversation"}.intersection(names):
             form = "text in a column 'prompt', and the answer in 'answer'" if option == STREAM else "text first"
             hint = f"; write conversations as {form}, by tokenizer.apply_chat_template(…, tokenize=False)"
-        raise UserError(f"{option}: expected the column '{name}' in {location}, found {columns}{hint}")
+        raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {columns}{hint}")
 
 
 def warn_of_decimals(labels: Iterable[str], place: object, option: str) -> None:
