@@ -90,11 +90,9 @@ def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType],
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
         shown = [
-            *(
-                comparison.terminal_table(part, comparison.MAX_SETTINGS, width)
-                for part in comparison.split_columns(settings, width)
-            ),
-            *(comparison.terminal_table(part, width=width) for part in comparison.split_columns(figures, width)),
+            comparison.terminal_table(part, max_rows, width)
+            for table, max_rows in ((settings, comparison.MAX_SETTINGS), (figures, None))
+            for part in comparison.split_columns(table, width)
         ]
         notes, page = comparison.list_notes(runs, settings, figures), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *two_runs], page
