@@ -13,6 +13,7 @@ from benchmarks.markdown import (
     ratio,
     ratio_cells,
 )
+from benchmarks.training_contestants import TOKENS, Setting
 
 SHOWN = (
     "softmax",
@@ -123,7 +124,7 @@ def steps(rows: list[Row]) -> str:
 
     def cells(row: Row) -> list[str]:
         speeds = (
-            f"{2048 / row['figures'][name]['seconds']:.0f} ({row['settings'][name]})"
+            f"{TOKENS / row['figures'][name]['seconds']:.0f} ({row['settings'][name]})"
             for name in ("regard", *STEP_PEERS)
         )
         return [*case_cells(row), *speeds, *ratio_cells(row, *STEP_PEERS)]
@@ -141,15 +142,11 @@ def _at_their_best(rows: list[Row]) -> Row:
     seconds = {name: row["figures"][name]["seconds"] for name, row in best.items()}
     return {
         "case": case,
-        "settings": {name: _describe_setting(row) for name, row in best.items()},
+        "settings": {name: Setting(row["case"]["precision"], row["case"]["compiled"]) for name, row in best.items()},
         "figures": {
             name: {"seconds": value, "time_ratio": value / seconds["regard"]} for name, value in seconds.items()
         },
     }
-
-
-def _describe_setting(row: Row) -> str:
-    return row["case"]["precision"] + (" compiled" if row["case"]["compiled"] else "")
 
 
 def _no_peer_is_faster(rows: list[Row]) -> str:
