@@ -1,8 +1,6 @@
-"""Modules of nobody's library: layers that are skipped or shared, heads in inference mode, compiled functions."""
+"""Modules of nobody's library: layers that are skipped or shared, compiled functions."""
 
 import copy
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import pandas as pd
@@ -14,9 +12,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from regard.errors import UserError
 from regard.hooks import head_order, intercepted, watching
-from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Side, assert_exact, ids, plain
-
-Mode = Callable[[], AbstractContextManager[Any]]
+from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Mode, Model, assert_exact, ids, plain
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -37,21 +33,6 @@ def test_layers_that_are_skipped_read_the_same_input(mode: Mode, skipped: tuple[
         model(ids())
     frame = watch.frame()
     assert set(frame[frame["head"].notna()]["layer"]) == {0, 1, 2} - set(skipped)
-
-
-@torch.inference_mode()
-def test_heads_side_by_side_are_no_layers_in_inference_mode() -> None:
-    model = nn.Sequential(nn.Embedding(99, 32), nn.Sequential(Side()))
-    with pytest.raises(UserError, match="read the same input, as heads side by side"):  # noqa: SIM117
-        with watching(model, "column_mass"):
-            model(ids())
-    written = Model(
-        lambda attention, x: x.add_(plain(attention, x).transpose(1, 2).flatten(2)).new_zeros(2, HEADS, 12, 8)
-    )
-    written.forward = lambda ids: [block(x) for x in [written.embedding(ids)] for block in written.blocks]
-    with watching(written, "column_mass") as watch:
-        written(ids())
-    assert set(watch.frame()["layer"].dropna()) == {0, 1, 2}
 
 
 class Block(nn.Module):

@@ -1,6 +1,7 @@
 """Modules of nobody's library, in the styles of several: measured exactly, or refused in one line."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from regard.hooks import Watch, replacing, watching
 HEADS, WIDTH, TOKENS = 4, 8, 12
 CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
 Way = Callable[["Attention", Tensor], Tensor]
+Mode = Callable[[], AbstractContextManager[Any]]
 
 
 class Attention(nn.Module):
@@ -360,18 +362,18 @@ class Head(nn.Module):
         return output
 
 
-@torch.no_grad()
-def test_heads_side_by_side_are_no_layers() -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_heads_side_by_side_are_no_layers(mode: Mode) -> None:
     """Layers that write to the states that they read are."""
     model = nn.Sequential(nn.Embedding(99, 32), nn.Sequential(Side()))
     with pytest.raises(UserError, match="read the same input, as heads side by side"):  # noqa: SIM117
-        with watching(model, "column_mass"):
+        with mode(), watching(model, "column_mass"):
             model(ids())
     written = Model(
         lambda attention, x: x.add_(plain(attention, x).transpose(1, 2).flatten(2)).new_zeros(2, HEADS, TOKENS, WIDTH)
     )
     written.forward = lambda ids: [block(x) for x in [written.embedding(ids)] for block in written.blocks]
-    with watching(written, "column_mass") as watch:
+    with mode(), watching(written, "column_mass") as watch:
         written(ids())
     assert set(watch.frame()["layer"].dropna()) == {0, 1, 2}
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.prompt_adapters import PromptAdapters
+from regard.attention.call import num_writes
 from regard.attention.quantized import is_packed, stored_part
 from regard.hooks.off_loaded import stored_tensor
 from regard.models.base_files import BaseFiles, checksum_of, describe_files, find_base_files, tensor_shapes
@@ -87,8 +88,7 @@ def _state(model: PreTrainedModel) -> list[Any] | None:
         if whole.is_meta:
             return None
         value = stored_part(whole)
-        version = None if value.is_inference() else value._version
-        state.append((names[0], value.data_ptr(), version, tuple(value.shape), value.dtype, value.device))
+        state.append((names[0], value.data_ptr(), num_writes(value), tuple(value.shape), value.dtype, value.device))
         if value.numel():
             places = torch.linspace(0, value.numel() - 1, min(SAMPLES, value.numel()), dtype=torch.float64)
             index = torch.unravel_index(places.long().to(value.device), value.shape)

@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from regard.adapters.base_identity import fresh_pooler
+from regard.attention.call import num_writes
 from regard.errors import UserError, warn_user
 from regard.hooks.off_loaded import stored_tensor
 from regard.models.base_files import find_base_files, tensor_shapes
@@ -68,9 +69,9 @@ def _told_tied(adapters: Any, names: Sequence[str]) -> str:
     return "; the output embeddings are tied to it (tie_word_embeddings)" if tied else ""
 
 
-def written(adapters: Any) -> dict[str, int]:
+def written(adapters: Any) -> dict[str, int | None]:
     """Return how often each parameter of the head has been written to, by name."""
-    return {name: 0 if value.is_inference() else value._version for name, value in _head(adapters)}
+    return {name: num_writes(value) for name, value in _head(adapters)}
 
 
 def warn_of_new_head(adapters: Any) -> None:

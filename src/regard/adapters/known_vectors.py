@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.adapters.lora import hold
 from regard.adapters.queries import StateReader
+from regard.attention.call import num_writes
 from regard.attention.tracing import is_traced
 from regard.runs.integrity import tensor_bytes
 from regard.runs.rank import num_processes
@@ -38,7 +39,7 @@ class KnownVectors:
     def __init__(self, reader: StateReader, max_bytes: int = MOST_BYTES) -> None:
         self.reader, self.width, self.max_bytes = reader, reader.width, max_bytes
         self._buffers = list(reader.reader.buffers())  # as of layers that normalize by what they have read in training
-        self._versions: list[int] = []
+        self._versions: list[int | None] = []
         self._vectors: dict[bytes, Tensor] = {}
         self._num_bytes = 0
 
@@ -46,7 +47,7 @@ class KnownVectors:
         keys = None if is_traced() or num_processes() > 1 else self._row_keys(inputs, valid)
         if keys is None:
             return self.reader(inputs, valid)
-        versions = [0 if buffer.is_inference() else buffer._version for buffer in self._buffers]
+        versions = [num_writes(buffer) for buffer in self._buffers]
         if versions != self._versions:
             self._versions, self._vectors, self._num_bytes = versions, {}, 0
         known = [self._vectors.get(key) for key in keys]

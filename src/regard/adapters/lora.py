@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.adapters.layouts import Layout
 from regard.adapters.off_loading import check_in_memory
+from regard.attention.call import num_writes
 from regard.attention.quantized import first_name, is_quantized_linear
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
@@ -117,7 +118,7 @@ class Mixture:
         key = (
             *arguments,
             device,
-            None if weights.is_inference() else weights._version,
+            num_writes(weights),
             torch.is_inference_mode_enabled(),
         )
         if key not in self._cache:

@@ -330,6 +330,11 @@ def as_slice(indices: Sequence[int]) -> slice | list[int]:
     return slice(first, last) if list(indices) == list(range(first, last)) else list(indices)
 
 
+def num_writes(tensor: Tensor) -> int | None:
+    """Return how often a tensor has been written to; None in inference mode, where nothing counts it."""
+    return None if tensor.is_inference() else tensor._version
+
+
 def is_same_view(tensor: Tensor, other: Tensor) -> bool:
     """Return whether two tensors are the same view of the same memory."""
     return (

@@ -13,6 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.attention.gradients import no_grad
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
+from regard.hooks.module_tree import is_of_transformers
 
 _NUM_ENTRIES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 """How many keys each compressor has made for the call that follows; only of modules in a block."""
@@ -21,8 +22,7 @@ _NUM_ENTRIES: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 def find_compressor(module: nn.Module) -> nn.Module | None:
     """Return what makes the compressed keys of an attention module of Transformers; None if it has none."""
     compressor = module._modules.get("compressor")  # most have none, and getattr() makes an error of that
-    is_host = type(module).__module__.startswith("transformers.models.")
-    return compressor if is_host and isinstance(compressor, nn.Module) else None
+    return compressor if is_of_transformers(module) and isinstance(compressor, nn.Module) else None
 
 
 def note_entries(compressor: nn.Module, _args: Any, output: Any) -> None:

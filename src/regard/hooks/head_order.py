@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.attention.tracing import is_traced, is_transformed
-from regard.errors import UserError
+from regard.hooks.module_tree import cannot_observe
 
 RECENT_OUTPUTS = 4
 """Outputs of linear layers among which values are looked for: behind those of values may be those of gates."""
@@ -54,9 +54,9 @@ class HeadOrder:
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
                 if samples_first and batch != len(rows) and count_heads(module) != heads:
                     if batch == 1:
-                        raise _refusal(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
+                        raise cannot_observe(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
                     if heads == 1 and not bool((first.unflatten(0, (-1, times)) == first[::times, None]).all()):
-                        raise _refusal(
+                        raise cannot_observe(
                             module,
                             f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many "
                             "heads it has; expected an attribute num_heads",
@@ -64,7 +64,7 @@ class HeadOrder:
                 if samples_first and not heads_first and batch == len(rows) > 1 and heads > 1:
                     self._in_order.add(module)
                 if heads_first and not samples_first:
-                    raise _refusal(module, f"its heads stand before its samples; {_EXPECTED}")
+                    raise cannot_observe(module, f"its heads stand before its samples; {_EXPECTED}")
                 if samples_first:
                     return
 
@@ -78,7 +78,3 @@ def count_heads(module: nn.Module) -> int | None:
 def _are_in(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
     """Return whether each row has these entries, wherever they stand; zeros, which may be anywhere, do not count."""
     return bool(((entries[:, :, None] == rows[:, None]).any(-1) & (entries != 0)).all())
-
-
-def _refusal(module: nn.Module, reason: str) -> UserError:
-    return UserError(f"cannot observe {type(module).__name__}: {reason}")

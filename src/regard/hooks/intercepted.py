@@ -19,7 +19,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
-from regard.hooks.module_tree import modules_of
+from regard.hooks.module_tree import is_of_transformers, modules_of
 from regard.hooks.modules import KEYLESS
 from regard.hooks.multihead import attend_multihead
 from regard.hooks.patches import LOCK
@@ -128,7 +128,7 @@ def find_intercepted(model: nn.Module) -> list[nn.Module]:
 
 def needs_sdpa(host: nn.Module) -> TypeGuard[PreTrainedModel]:
     """Return whether a host computes its attention by itself unless its config says `sdpa`."""
-    return isinstance(host, PreTrainedModel) and type(host).__module__.startswith("transformers.models.")
+    return isinstance(host, PreTrainedModel) and is_of_transformers(host)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.errors import UserError
+
 _WALKS: ContextVar[dict[nn.Module, list[tuple[str, nn.Module]]] | None] = ContextVar("_WALKS", default=None)
 
 
@@ -36,6 +38,16 @@ def named_modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     if model not in walks:
         walks[model] = _walk(model)
     return walks[model]
+
+
+def is_of_transformers(module: object) -> bool:
+    """Return whether the class of a module is one of a model of Transformers."""
+    return type(module).__module__.startswith("transformers.models.")
+
+
+def cannot_observe(module: nn.Module, reason: str) -> UserError:
+    """Return the error of a module that does what cannot be observed."""
+    return UserError(f"cannot observe {type(module).__name__}: {reason}")
 
 
 def find_root(model: nn.Module) -> PreTrainedModel | None:

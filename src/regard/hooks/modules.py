@@ -42,6 +42,11 @@ class Stack:
     label: str = ""
 
     @cached_property
+    def is_own(self) -> bool:
+        """Whether it is no model of Transformers, nor a part of one."""
+        return not isinstance(self.host or self.module, PreTrainedModel)
+
+    @cached_property
     def is_time_first(self) -> bool:
         """Whether hidden states between blocks are (token, batch, width)."""
         return original_type(getattr(self.host or self.module, "config", None)) in TIME_FIRST

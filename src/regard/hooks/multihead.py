@@ -13,6 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.attention_function import read_mask
+from regard.hooks.module_tree import cannot_observe
 
 _SIGNATURE = inspect.signature(multi_head_attention_forward)
 BESIDE = ("bias_k", "bias_v", "static_k", "static_v")
@@ -104,4 +105,4 @@ def _mask(options: dict[str, Any], scores: Float[Tensor, "batch head query key"]
 
 
 def _refusal(module: nn.Module, reason: str) -> UserError:
-    return UserError(f"cannot observe {type(module).__name__}: its multi-head attention has {reason}")
+    return cannot_observe(module, f"its multi-head attention has {reason}")

@@ -12,7 +12,6 @@ from regard.errors import UserError
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
-from regard.hooks.own_modules import is_own
 from regard.hooks.routing import ModuleHook
 
 HIDDEN_AXES = 3
@@ -70,12 +69,10 @@ class BlockCounter:
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
 
-    def enter(
-        self, block: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, *_arguments: Any
-    ) -> None:
+    def enter(self, block: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Enter a block. UserError if it reads what the one before it attended to, in a module of nobody's library."""
         index = self._indices[block]
-        states = _find_states(args, kwargs or {}) if is_own(self._stack) else []
+        states = _find_states(args, kwargs or {}) if self._stack.is_own else []
         is_same = bool(states) and len(states) == len(self._inputs)
         if is_same and self._called and all(map(_is_unwritten, states, self._inputs)):
             raise UserError(
@@ -141,7 +138,7 @@ class BlockCounter:
             return self._execution
         if len(owners) == 1:
             return owners[0]
-        advice = "; watch the part of it that holds one list of layers" if is_own(self._stack) else ""
+        advice = "; watch the part of it that holds one list of layers" if self._stack.is_own else ""
         raise UserError(
             f"cannot number the layers of {self._name}: {type(module).__name__} attends and is in none of its "
             f"{self._count} blocks{advice}"
@@ -151,7 +148,7 @@ class BlockCounter:
         advice = "; cross-attention must say so by an attribute is_cross_attention = True"
         return UserError(
             f"cannot number the layers of {self._name}: block {block} has several attention layers"
-            f"{advice if is_own(self._stack) else ''}"
+            f"{advice if self._stack.is_own else ''}"
         )
 
     @property

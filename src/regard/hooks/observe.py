@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, num_writes
 from regard.attention.gradients import no_grad
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
@@ -31,7 +31,7 @@ from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.modules import attention_kind, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
-from regard.hooks.own_modules import is_own, warn_of_outside
+from regard.hooks.own_modules import warn_of_outside
 from regard.hooks.parts import naming_other_parts, select_stacks
 from regard.hooks.readings import Readings
 from regard.hooks.reductions import REDUCTIONS, AttentionIO, HeadOutputs, no_projection
@@ -203,7 +203,7 @@ class Watch(Observer, Readings):
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
-            for block in stack.blocks if self._wanted.hidden or is_own(stack) else ():
+            for block in stack.blocks if self._wanted.hidden or stack.is_own else ():
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
@@ -337,7 +337,7 @@ class Watch(Observer, Readings):
             return
         projection, mass = self._find_projection(sequences, path, call), reductions.get("column_mass")
         weighs = "value_weighted_sum" in self._wanted.projection
-        version = None if output.is_inference() else output._version
+        version = num_writes(output)
         output = output.clone() if weighs and version is None else output  # nobody can tell whether it is written to
 
         def read(received: Tensor) -> None:

@@ -17,6 +17,7 @@ from regard.attention.float64 import to_float64
 from regard.attention.quantized import is_quantized_linear, multiplied_weight
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
+from regard.hooks.module_tree import is_of_transformers
 from regard.hooks.off_loaded import execution_device, hooks_of, stored_tensor
 
 PLAIN = (nn.Linear, NonDynamicallyQuantizableLinear, Conv1D)
@@ -37,11 +38,11 @@ def find_output_projection(model: nn.Module, path: str, width: int) -> nn.Linear
     candidates += [getattr(part, "linear", None) for part in candidates if isinstance(part, nn.Module)]  # behind a gate
     behind = getattr(parent, "output", None)
     candidates += [getattr(behind, name, None) for name in NAMES]
-    if type(parent).__module__.startswith("transformers.models."):
+    if is_of_transformers(parent):
         candidates.append(behind)  # in a module of one's own it may be any layer behind attention
     for layer in map(_without_dropout, candidates):
         base: Any = getattr(layer, "base_layer", None) if _is_lora(layer) else layer
-        is_plain = type(base) in PLAIN or type(base).__module__.startswith("transformers.models.")
+        is_plain = type(base) in PLAIN or is_of_transformers(base)
         if not is_quantized_linear(base) and not (is_plain and isinstance(base, (nn.Linear, Conv1D))):
             continue  # what another adapter multiplies by is not its weight alone
         if (base.weight.shape[0] if isinstance(base, Conv1D) else base.in_features) == width:

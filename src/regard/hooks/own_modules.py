@@ -11,12 +11,7 @@ from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.direct_calls import is_in_call
 from regard.hooks.forward_pass import seen_keys
-from regard.hooks.modules import Stack, find_outside
-
-
-def is_own(stack: Stack) -> bool:
-    """Return whether a stack is no model of Transformers, nor a part of one."""
-    return not isinstance(stack.host or stack.module, PreTrainedModel)
+from regard.hooks.modules import find_outside
 
 
 def warn_of_outside(model: nn.Module, part: str | None) -> None:

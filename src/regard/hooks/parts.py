@@ -9,7 +9,6 @@ from torch import nn
 from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_stacks, locate_modules
-from regard.hooks.own_modules import is_own
 
 _REFUSED = re.compile(r"cannot (?:observe|number the layers of) (\w+)(?: \(([\w.]+)\))?[ :]")
 """A refusal that names the class of a module, and maybe the path of its stack."""
@@ -66,7 +65,7 @@ def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict
     paths = [stack.path for stack in stacks]
     names = (part, f"model.{part}", part.removeprefix("model.")) if isinstance(part, str) else ()
     chosen = next((path for path in names if path in paths), None)
-    if chosen is None and is_own(stacks[0]):
+    if chosen is None and stacks[0].is_own:
         raise UserError(
             f"part: expected none of a module that is no Hugging Face model, got {part!r}; watch that part itself"
         )

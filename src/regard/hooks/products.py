@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, num_writes
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
 from regard.hooks.head_order import HeadOrder, count_heads
+from regard.hooks.module_tree import cannot_observe, is_of_transformers
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -106,12 +107,12 @@ class _Softmax:
     hidden: Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.versions = {id(tensor): _version(tensor) for tensor in (self.scores, *self.names)}
+        self.versions = {id(tensor): num_writes(tensor) for tensor in (self.scores, *self.names)}
 
     @property
     def is_written_to(self) -> bool:
         """Whether scores or weights have been changed in place."""
-        return any(_version(tensor) != self.versions[id(tensor)] for tensor in (self.scores, *self.names))
+        return any(num_writes(tensor) != self.versions[id(tensor)] for tensor in (self.scores, *self.names))
 
     def is_written_by(self, name: str, args: tuple[Any, ...]) -> bool:
         """Return whether a function changes weights, or, where nothing counts that, part of them or of the scores."""
@@ -138,7 +139,7 @@ class _Softmax:
             self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
             self.random_state = random_state if result.device.type == "cpu" else None
         self.names.append(result)
-        self.versions |= {id(tensor): _version(tensor) for tensor in self.names}  # dropout may be in place
+        self.versions |= {id(tensor): num_writes(tensor) for tensor in self.names}  # dropout may be in place
 
 
 class AttentionProducts:
@@ -167,7 +168,9 @@ class AttentionProducts:
         if name in PRODUCTS:
             return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
-            raise _refusal(_find_owner(modules), "its weights are used for more than their product with the values")
+            raise cannot_observe(
+                _find_owner(modules), "its weights are used for more than their product with the values"
+            )
         random_state = None
         if self._softmax is not None:
             if self._softmax.is_written_by(name, args) or (name == "dropout" and self._softmax.is_written_to):
@@ -178,7 +181,7 @@ class AttentionProducts:
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
             self._softmax.note(name, args, kwargs, result, random_state)
-        elif name == "linear" and not _is_known(modules[0]):
+        elif name == "linear" and not is_of_transformers(modules[0]):
             self._head_order.note(result)
         return result
 
@@ -198,7 +201,7 @@ class AttentionProducts:
         self._products.clear()
         self._multiplied = []
         if softmax is not None and is_complete:
-            raise _refusal(
+            raise cannot_observe(
                 softmax.module,
                 "its weights are changed, or transposed, between their softmax and their product with values",
             )
@@ -219,7 +222,7 @@ class AttentionProducts:
         operands = (product.read_scores(scores.shape) for product in products if is_last and scores.ndim == 4)
         query_and_key = next((pair for pair in operands if pair is not None), None)
         if query_and_key is None:
-            raise _refusal(
+            raise cannot_observe(
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
         self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights])
@@ -236,7 +239,7 @@ class AttentionProducts:
         letters, tensors = _read_operands(name, args, kwargs)
         softmax = self._softmax
         if any(t is weights for t in tensors for weights in self._multiplied):
-            raise _refusal(module, "its weights are used for more than their product with the values")
+            raise cannot_observe(module, "its weights are used for more than their product with the values")
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
@@ -252,7 +255,7 @@ class AttentionProducts:
             reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
         heads = count_heads(module)
         if reading is None or heads not in (None, softmax.scores.shape[1]):
-            raise _refusal(module, "its weights are multiplied with values in no known layout")
+            raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
         self._head_order.check(module, value)
         if softmax.random_state is not None:
@@ -353,18 +356,5 @@ def _share_memory(tensor: Tensor, other: Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def _is_known(module: nn.Module) -> bool:
-    """Return whether a module is of Transformers, whose heads are in their order."""
-    return type(module).__module__.startswith("transformers.models.")
-
-
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
-
-
 def _written_to(module: nn.Module) -> UserError:
-    return _refusal(module, "its scores or weights are changed in place at their softmax or behind it")
-
-
-def _refusal(module: nn.Module, reason: str) -> UserError:
-    return UserError(f"cannot observe {type(module).__name__}: {reason}")
+    return cannot_observe(module, "its scores or weights are changed in place at their softmax or behind it")

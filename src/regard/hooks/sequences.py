@@ -25,7 +25,7 @@ from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site, masks_padding, num_blocks
 from regard.hooks.numbering import BlockCounter, CallPosition
-from regard.hooks.own_modules import check_direction, check_keys, is_own
+from regard.hooks.own_modules import check_direction, check_keys
 from regard.hooks.reductions import REDUCTIONS
 from regard.hooks.waiting_calls import WaitingCalls
 from regard.statistics import Observation
@@ -53,7 +53,7 @@ class Sequences:
 
     def __init__(self, stack: Stack, needs_whole: Sequence[str] = ()) -> None:
         self.stack, self.name, self.needs_whole = stack, type(stack.module).__name__, needs_whole
-        self.counter, self.num_blocks, self._is_own = BlockCounter(stack), num_blocks(stack), is_own(stack)
+        self.counter, self.num_blocks = BlockCounter(stack), num_blocks(stack)
         self.role: str | None = None
         self.sites: dict[str, str] = {}
         self._is_role_known = self.lacks_hidden = False
@@ -145,7 +145,7 @@ class Sequences:
                 self._refuse_rows(self._batch, len(call.query))
             if not position.is_repeat:
                 self.lengths.setdefault(position.layer, []).append(call.query.shape[2])
-            if self._is_own:
+            if self.stack.is_own:
                 self._sees_ahead = check_direction(self.name, module, call, self._sees_ahead)
         if self._hides_padding_by_itself and (kind == "cross" or call.key.shape[2] == call.query.shape[2]):
             self._read_padding(kind, call)
@@ -205,7 +205,7 @@ class Sequences:
     def _hides_padding_by_itself(self) -> bool:
         """Whether arguments may say what is padding by any name: of modules of one's own, and masks of images."""
         reads_images = self.forward is not None and self.forward.reads_images
-        return self._is_own or masks_padding(self.stack.module) or reads_images
+        return self.stack.is_own or masks_padding(self.stack.module) or reads_images
 
     def _refuse_rows(self, rows: int, others: int) -> NoReturn:
         raise UserError(
@@ -236,7 +236,7 @@ class Sequences:
         tokens = self.forward.offset + queries
         has_room = self.forward.has_room or not isinstance(self.stack.module, PreTrainedModel)
         is_encoder = self.role == "encoder" and not self.forward.offset
-        if self._is_own and not self.forward.offset:
+        if self.stack.is_own and not self.forward.offset:
             check_keys(self.name, call, may_have_room=not is_encoder)
         elif keys != tokens if is_encoder else keys > tokens and not has_room:
             raise UserError(
