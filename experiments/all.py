@@ -27,7 +27,7 @@ from regard.errors import UserError
 
 PAPA_HOURS = {"run": 2.1, "lengths": 0.2, "structure": 0.2}
 ANALYSIS_HOURS, ROUTERS_HOURS, CEILING_HOURS, CANDIDATES_HOURS = 0.5, 0.75, 1.5, 0.5
-RATES_HOURS, CAUSES_HOURS = 1.5, 0.1
+RATES_HOURS, CAUSES_HOURS, ACTIVATIONS_HOURS = 1.5, 0.1, 0.1
 """Hours of what stores no time: as the docstrings of the modules say."""
 
 
@@ -93,9 +93,11 @@ def make_steps(data: str, text: str | None, work: Path, results: Path = RESULTS)
     steps.append(Step("convert", "experiments.pages", ("convert", *folder)))
     if text is not None:
         took = sum_hours(results / "sinks.csv", "seconds")
-        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, "--work", str(work / "sinks")), took))
+        folder = ("--work", str(work / "sinks"))
+        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, *folder), took))
+        steps.append(Step("sinks", "experiments.sinks.activations", folder, ACTIVATIONS_HOURS))
         steps.append(Step("sinks", "experiments.pages", ("sinks",)))
-        steps.append(Step("causes", "experiments.sinks.causes", ("--work", str(work / "sinks")), CAUSES_HOURS))
+        steps.append(Step("causes", "experiments.sinks.causes", folder, CAUSES_HOURS))
         steps.append(Step("causes", "experiments.pages", ("causes",)))
     return steps
 

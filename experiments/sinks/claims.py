@@ -14,15 +14,18 @@ from experiments.common.claims import (
     Part,
     above,
     at_most,
+    below,
     format_interval,
     negate,
 )
+from experiments.common.comparison import mean_of, paired
 from experiments.common.parts import join_words
-from experiments.sinks.tables import BASELINE, SINK, STAR, Tables, format_mean, format_positions
+from experiments.sinks.tables import BASELINE, SINK, SINKING, STAR, Tables, format_mean, format_positions
 
 MARGIN = 0.05
 """Nats a token, about a hundredth of these losses: a loss that is surely less than this higher counts as no higher."""
 Judge = Callable[[Tables, str], Judgment]
+NORMS = {"key_norm": "The key", "value_norm": "The value"}
 ARCHITECTURE = ("positions", "norm", "ffn", "num_heads", "num_kv_heads")
 
 
@@ -235,6 +238,33 @@ def norms(tables: Tables, _: str) -> Judgment:
     ]
 
 
+def small_first(*columns: str) -> Judge:
+    """Return the judge of whether norms of the first token are below the mean of the others', in heads with a sink."""
+
+    def judge(tables: Tables, _: str) -> Judgment:
+        means = {column: mean_of(tables.activation(BASELINE, SINKING, column)) for column in columns}
+        known = {column: mean for column, mean in means.items() if mean is not None}
+        return [below(mean, 1) for mean in known.values()], [
+            f"{NORMS[column]} of the first token is {format_interval(mean, 2)} times the others' mean ({mean.n} seeds)."
+            for column, mean in known.items()
+        ]
+
+    return judge
+
+
+def by_angle(tables: Tables, _: str) -> Judgment:
+    """Judge whether queries are nearer to the first key in angle, and not by longer vectors, in heads with a sink."""
+    first, others = (tables.activation(BASELINE, SINKING, f"cosine_{keys}") for keys in ("first", "others"))
+    norms = mean_of(tables.activation(BASELINE, SINKING, "qk_norm"))
+    if norms is None:
+        return [], []
+    texts = [format_interval(mean_of(values), 2) for values in (first, others)]
+    return [above(paired(first, others)), negate(above(norms, 1))], [
+        f"The cosine of queries and the first key is {texts[0]}, with other keys {texts[1]}, a difference of "
+        f"{format_interval(paired(first, others), 2, signed=True)}; |q||k| is {format_interval(norms, 2)} times theirs."
+    ]
+
+
 def undecided_by(*names: str) -> Judge:
     """Return the judge of whether the first token is a sink in every row that changes one of these fields."""
 
@@ -257,6 +287,7 @@ def undecided_by(*names: str) -> Judge:
 
 _SIXTY = "60M: Sink₁ {} %, loss {}"
 _VIRTUAL = "60M: virtual sink {} %, Sink₁ {} %, loss {}"
+ACTIVATIONS_COMMAND = "python -m experiments.sinks.activations --work DIR"
 OPERATIONS, BIASES, OPTIMIZATION = "Attention operations", "K/V biases", "Optimization"
 DATA, LOSS, MODEL = "Data", "Loss function", "Architecture"
 
@@ -338,11 +369,13 @@ CLAIMS: tuple[Claim[Tables], ...] = (
         (BASELINE, "sigmoid"),
         "1B: |h₁|/|hₜ| near 23 with softmax, 1 to 1.5 with sigmoid",
     ),
-    Claim(
-        "Activations",
-        "Norms of keys and values of the first token; q·k split into angle and length.",
-        command="regard measure MODEL --statistics hidden_norm,key_norm",
-        reason="Not recorded in these runs.",
+    *(
+        Claim("Activations", f"In heads with a sink {text}", judge, command=ACTIVATIONS_COMMAND)
+        for text, judge in (
+            ("keys of the first token are shorter than others.", small_first("key_norm")),
+            ("values of the first token are shorter than others.", small_first("value_norm")),
+            ("queries are nearer to the first key in angle, and not by longer vectors.", by_angle),
+        )
     ),
     *(
         Claim(MODEL, f"{name} not decide whether there is a sink.", undecided_by(*fields), (BASELINE,))

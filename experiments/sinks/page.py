@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.claims import DASH, Verdict, format_interval
-from experiments.common.comparison import where
+from experiments.common.claims import DASH, MIN_RUNS, Verdict, format_interval
+from experiments.common.comparison import mean_of, where
 from experiments.common.figures import label_axes, new_figure
 from experiments.common.papers import Paper
 from experiments.common.parts import Figure, Page, Table, count_verdicts, join_words
 from experiments.sinks.claims import ARCHITECTURE, CLAIMS, MARGIN, rate
-from experiments.sinks.tables import BASELINE, SINK, STAR, Tables, format_mean, format_positions
+from experiments.sinks.tables import ACTIVATIONS, BASELINE, SINK, STAR, Tables, format_mean, format_positions
 from regard.report import colors
 
 if TYPE_CHECKING:
@@ -26,6 +26,14 @@ SHOWN = (
     *("no positions", "sinusoidal positions", "learned positions", "ALiBi", "T5", "post-norm", "ReLU", "one head"),
 )
 """Rows of the table on the page."""
+MEASURED = {
+    "‖k₁‖ / ‖kₜ‖": "key_norm",
+    "‖v₁‖ / ‖vₜ‖": "value_norm",
+    "‖q‖‖k₁‖ / ‖q‖‖kₜ‖": "qk_norm",
+    "cos(q, k₁)": "cosine_first",
+    "cos(q, kₜ)": "cosine_others",
+}
+"""Columns of the table of activations."""
 PUBLISHED_RECIPE = {"fixed_token": None, "weight_decay": 0.1}
 """Fields of the paper's recipe that a small model may need to change to grow a sink."""
 BIASES, DECAY, INPUT, RATE = "K/V biases", "weight decay", "window, prefix, first token", "learning rate"
@@ -77,12 +85,18 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             describe_recipe(tables),
             "## Operations that the paper does not have",
             unpublished_table(tables, rows) or "Not run.",
+            "## Keys, values and angles",
+            *(describe_activations(tables) or ["Not run."]),
             "## Not run",
             describe_missing(tables),
         ],
         (rows,),
         (figure,),
-        [("sinks.csv", "all numbers, run by run"), ("sinks-curves.csv", "curves of all rows")],
+        [
+            ("sinks.csv", "all numbers, run by run"),
+            ("sinks-curves.csv", "curves of all rows"),
+            *([] if tables.activations is None else [(ACTIVATIONS, "keys, values and angles, run by run")]),
+        ],
     )
 
 
@@ -127,6 +141,27 @@ def unpublished_table(tables: Tables, rows: Table) -> Table | None:
     columns = ["row", "seeds", "Sink₁ %", "virtual sink %", "|h₁|/|hₜ|", "validation loss", "to softmax"]
     names = [row for row in UNPUBLISHED if row in tables.rows]
     return rows.select(columns, ["softmax", *names]) if names else None
+
+
+def describe_activations(tables: Tables) -> list[Table | str]:
+    """Return the table of keys, values and angles, and how they were measured; nothing without runs."""
+    if tables.activations is None:
+        return []
+    kinds = list(dict.fromkeys(zip(tables.activations["row"], tables.activations["heads"], strict=True)))
+    lines = []
+    for row, heads in kinds:
+        counts = tables.activation(row, heads, "count")
+        means = [format_interval(mean_of(tables.activation(row, heads, column)), 2) for column in MEASURED.values()]
+        lines.append([f"{row}, heads {heads}", ", ".join(f"{count:.0f}" for count in counts.values()), *means])
+    table = Table("sinks-activations", "keys, values and angles", ("row", "heads by seed", *MEASURED), lines)
+    return [
+        table,
+        "Norms of the first token over the mean of the others, and the cosine of queries and keys (rotary positions "
+        "applied), means over heads and then over the seeds that have such heads, ± half the 95 % interval, on the "
+        f"sequences of Sink₁. A head has a sink if its own rate is at least {SINK:g} %. What is of pairs counts each "
+        "query that sees a key. Rule, fixed before the runs: a difference counts if its interval over at least "
+        f"{MIN_RUNS} seeds excludes 0, a ratio if it excludes 1.",
+    ]
 
 
 def describe_missing(tables: Tables) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from experiments.common.claims import format_interval
-from experiments.common.comparison import mean_of, paired
+from experiments.common.comparison import mean_of, paired, where
 from experiments.common.parts import RESULTS
 from experiments.sinks.run import BASE, COLUMNS, CURVES, RECORD, ROWS, TABLE
 from regard.commands.pretrain.config import preset_config
@@ -19,6 +19,9 @@ from regard.errors import UserError
 from regard.runs.intervals import Interval
 
 BASELINE = "softmax"
+ACTIVATIONS = "sinks-activations.csv"
+SINKING, SINKLESS = "with a sink", "without"
+"""Heads whose first token is a sink, and the others."""
 SINK = 5.0
 """Per cent of heads × samples from which on a rate counts as a sink, as for the step of emergence."""
 INPUTS = ("fixed_token", "random_tokens", "data", "length")
@@ -30,12 +33,16 @@ PROXIED = ("sink_rate", "sink_rate_max", "alpha_first", "virtual_sink_rate")
 
 @dataclass(frozen=True)
 class Tables:
-    """The final numbers of all runs (`COLUMNS`), mean curves by row, the changes of each row, and the record."""
+    """The final numbers of all runs (`COLUMNS`), mean curves by row, the changes of each row, and the record.
+
+    `activations` are those of `experiments.sinks.activations`; None: it was not run.
+    """
 
     ends: pd.DataFrame
     curves: pd.DataFrame
     changes: Mapping[str, Mapping[str, Any]]
     record: Mapping[str, Any]
+    activations: pd.DataFrame | None = None
 
     @classmethod
     def load(cls, folder: Path = RESULTS) -> Tables:
@@ -48,7 +55,8 @@ class Tables:
         lacking = [name for name in COLUMNS if name not in ends]
         if lacking:
             raise UserError(f"{TABLE}: expected the columns {', '.join(COLUMNS)}; missing: {', '.join(lacking)}")
-        return cls(ends, pd.read_csv(folder / CURVES), record.get("rows", ROWS), record)
+        activations = pd.read_csv(folder / ACTIVATIONS) if (folder / ACTIVATIONS).is_file() else None
+        return cls(ends, pd.read_csv(folder / CURVES), record.get("rows", ROWS), record, activations)
 
     @property
     def rows(self) -> list[str]:
@@ -109,6 +117,13 @@ class Tables:
     def difference(self, row: str, reference: str, column: str) -> Interval | None:
         """Return a column of a row minus that of another, paired by seed; None without a seed in common."""
         return paired(self.values(row, column), self.values(reference, column))
+
+    def activation(self, row: str, heads: str, column: str) -> dict[int, float]:
+        """Return a column of the activations of some heads by seed, without seeds that have no such heads."""
+        if self.activations is None:
+            return {}
+        found = where(self.activations, row=row, heads=heads)
+        return {int(seed): float(value) for seed, value in zip(found["seed"], found[column], strict=True)}
 
     def has_sink(self, row: str, column: str = "sink_rate") -> list[bool]:
         """Return for each seed whether a rate counts as a sink."""

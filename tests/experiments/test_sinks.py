@@ -288,7 +288,7 @@ def test_a_page_of_few_rows_says_what_is_missing(tmp_path: Path) -> None:
     assert "The paper's base has no fixed token and a weight decay of 0.1. Changed to one of these: No run" in text
     assert "Without any run: `sigmoid`, `elu`" in text
     assert "2,400 steps of 16 × 64 tokens: 2.46M tokens, 0.5 times a text of 4.92M." in text
-    assert "Tested claims: as published 2, not run 21." in text
+    assert "Tested claims: as published 2, not run 24." in text
 
 
 def test_a_page_without_softmax_can_be_made(tmp_path: Path) -> None:

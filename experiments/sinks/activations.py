@@ -1,0 +1,109 @@
+"""What makes a sink: keys and values of the first token against those of the others (see docs/sinks.md).
+
+    python -m experiments.sinks.activations --work DIR [--rows softmax,sigmoid] [--seeds 3] [--out docs/results]
+
+DIR has the runs of `experiments.sinks.run`. Each model reads the held-out sequences on which its sinks were measured.
+Heads whose first token is a sink are told from the others. Nothing is trained. Seconds a model on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+import regard
+from experiments.sinks.run import FOLDER, folder, of_row
+from experiments.sinks.tables import ACTIVATIONS, SINK, SINKING, SINKLESS
+from regard.commands.pretrain.result import PretrainResult
+from regard.commands.pretrain.run import prepare_text
+from regard.errors import UserError
+from regard.runs.output_dir import cache_dir
+
+ROWS = ("softmax", "sigmoid")
+SEEDS = 3
+RATIOS = ("key_norm", "value_norm", "qk_norm")
+"""Statistics of positions whose first is divided by the mean of the others."""
+STATISTICS = ("sink_rate", *RATIOS, "qk_cosine")
+COLUMNS = ("row", "seed", "heads", "count", *RATIOS, "cosine_first", "cosine_others")
+OVER_QUERIES = ("qk_norm", "qk_cosine")
+"""Statistics of a key that are means over the queries that see it."""
+
+
+@torch.no_grad()
+def measure_heads(model: Any, ids: Tensor, *, epsilon: float) -> pd.DataFrame:
+    """Return a line for each head: its sink rate in per cent, ratios, and cosines with the first and the other keys.
+
+    The mean of the other keys counts each as often as queries see it for what is of pairs, and once else.
+    """
+    with regard.watching(model, STATISTICS) as watch:
+        model(input_ids=ids)
+    table = pd.DataFrame({"sink_rate": _by_head(watch.frame("sink_rate", position=0, epsilon=epsilon))[0]})
+    for name in (*RATIOS, "qk_cosine"):
+        positions = _by_head(watch.frame(name))
+        queries = np.arange(positions.shape[1], 0, -1)[1:]
+        others = np.average(positions.iloc[:, 1:], axis=1, weights=queries if name in OVER_QUERIES else None)
+        if name in RATIOS:
+            table[name] = positions[0] / others
+        else:
+            table["cosine_first"], table["cosine_others"] = positions[0], others
+    return table
+
+
+def _by_head(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the values of a statistic, a line for each head and a column for each position."""
+    rows = rows[rows["head"].notna() & rows["position"].notna()]
+    return rows.pivot(index=["layer", "head"], columns="position", values="value").astype(float)
+
+
+def measure_model(work: Path, row: str, seed: int) -> pd.DataFrame:
+    """Return a line for each head of the model of a run, as `measure_heads` does."""
+    place = folder(work, row, seed)
+    result = PretrainResult.load(place)
+    recipe, watch = of_row(row, seed, result.metadata["config"]["data"]), result.metadata["watch"]
+    text = prepare_text(recipe, cache_dir(work / "cache"))
+    (ids,) = text.held_out(recipe, watch["samples"], watch["length"]).values()
+    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
+    return measure_heads(model, ids, epsilon=watch["epsilon"])
+
+
+def average_heads(heads: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield the means over the heads with a sink and over those without."""
+    for name, some in heads.groupby(np.where(heads["sink_rate"] >= SINK, SINKING, SINKLESS)):
+        yield {"heads": name, "count": len(some)} | some.drop(columns="sink_rate").mean().to_dict()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure all models and write the table. Return 0, or 2 for invalid input."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--out", type=Path, default=FOLDER)
+    options = parser.parse_args(arguments)
+    try:
+        lines = [
+            {"row": row, "seed": seed, **line}
+            for row in options.rows.split(",")
+            for seed in range(options.seeds)
+            for line in average_heads(measure_model(options.work, row, seed))
+        ]
+    except UserError as error:
+        Console(stderr=True).print(str(error), highlight=False, soft_wrap=True)
+        return 2
+    options.out.mkdir(parents=True, exist_ok=True)
+    pd.DataFrame(lines, columns=list(COLUMNS)).to_csv(options.out / ACTIVATIONS, index=False, float_format="%.6g")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
