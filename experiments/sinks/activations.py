@@ -34,7 +34,7 @@ SEEDS = 3
 RATIOS = ("key_norm", "value_norm", "qk_norm")
 """Statistics of positions whose first is divided by the mean of the others."""
 STATISTICS = ("sink_rate", *RATIOS, "qk_cosine")
-COLUMNS = ("row", "seed", "heads", "count", *RATIOS, "cosine_first", "cosine_others")
+COLUMNS = ("row", "seed", "sink_rate", "heads", "count", *RATIOS, "cosine_first", "cosine_others")
 OVER_QUERIES = ("qk_norm", "qk_cosine")
 """Statistics of a key that are means over the queries that see it."""
 
@@ -77,9 +77,10 @@ def measure_model(work: Path, row: str, seed: int) -> pd.DataFrame:
 
 
 def average_heads(heads: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the means over the heads with a sink and over those without."""
+    """Yield the means over the heads with a sink and over those without, with the sink rate of all."""
+    rate = heads["sink_rate"].mean()
     for name, some in heads.groupby(np.where(heads["sink_rate"] >= SINK, SINKING, SINKLESS)):
-        yield {"heads": name, "count": len(some)} | some.drop(columns="sink_rate").mean().to_dict()
+        yield {"sink_rate": rate, "heads": name, "count": len(some)} | some.drop(columns="sink_rate").mean().to_dict()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

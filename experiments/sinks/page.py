@@ -150,17 +150,19 @@ def describe_activations(tables: Tables) -> list[Table | str]:
     kinds = list(dict.fromkeys(zip(tables.activations["row"], tables.activations["heads"], strict=True)))
     lines = []
     for row, heads in kinds:
-        counts = tables.activation(row, heads, "count")
+        rates, counts = (tables.activation(row, heads, column).values() for column in ("sink_rate", "count"))
         means = [format_interval(mean_of(tables.activation(row, heads, column)), 2) for column in MEASURED.values()]
-        lines.append([f"{row}, heads {heads}", ", ".join(f"{count:.0f}" for count in counts.values()), *means])
-    table = Table("sinks-activations", "keys, values and angles", ("row", "heads by seed", *MEASURED), lines)
+        cells = (", ".join(f"{rate:.1f}" for rate in rates), ", ".join(f"{count:.0f}" for count in counts))
+        lines.append([f"{row}, heads {heads}", *cells, *means])
+    head = ("row", "Sink₁ % by seed", "heads by seed", *MEASURED)
+    table = Table("sinks-activations", "keys, values and angles", head, lines)
     return [
         table,
         "Norms of the first token over the mean of the others, and the cosine of queries and keys (rotary positions "
-        "applied), means over heads and then over the seeds that have such heads, ± half the 95 % interval, on the "
-        f"sequences of Sink₁. A head has a sink if its own rate is at least {SINK:g} %. What is of pairs counts each "
-        "query that sees a key. Rule, fixed before the runs: a difference counts if its interval over at least "
-        f"{MIN_RUNS} seeds excludes 0, a ratio if it excludes 1.",
+        "applied), means over heads and then over the seeds that have such heads, ± half the 95 % interval. The models "
+        "are those of the first table, trained again, and read the sequences of Sink₁. A head has a sink if its own "
+        f"rate is at least {SINK:g} %. What is of pairs counts each query that sees a key. Rule, fixed before the runs:"
+        f" a difference counts if its interval over at least {MIN_RUNS} seeds excludes 0, a ratio if it excludes 1.",
     ]
 
 

@@ -70,8 +70,10 @@ def test_heads_are_measured_as_the_formulas_say() -> None:
 def runs_with(**columns: Sequence[float]) -> Tables:
     """Runs of softmax whose heads have these numbers, one a seed."""
     seeds = len(next(iter(columns.values())))
-    given = {name: columns.get(name, [1.0] * seeds) for name in activations.COLUMNS[4:]}
-    table = pd.DataFrame({"row": "softmax", "seed": range(seeds), "heads": SINKING, "count": 2, **given})
+    given = {name: columns.get(name, [1.0] * seeds) for name in activations.COLUMNS[5:]}
+    table = pd.DataFrame(
+        {"row": "softmax", "seed": range(seeds), "sink_rate": 40.0, "heads": SINKING, "count": 2, **given}
+    )
     ends = pd.DataFrame({"row": ["softmax"], "seed": [0]})
     return Tables(ends, pd.DataFrame(), {"softmax": {}}, {}, table)
 
@@ -119,21 +121,22 @@ def test_seeds_without_such_heads_are_left_out_and_counted() -> None:
     table, _ = describe_activations(tables)
     assert not isinstance(table, str)
     half = t_interval([0.5, 0.6, 0.7]).ci_high - 0.6
-    assert table.rows[0][:3] == ["softmax, heads with a sink", "2, 2, 2", f"0.60 ± {half:.2f}"]
-    assert table.rows[1][:2] == ["softmax, heads without", "14, 14"]
-    assert table.rows[1][2].startswith("3.00 ± ")
+    assert table.rows[0][:4] == ["softmax, heads with a sink", "40.0, 40.0, 40.0", "2, 2, 2", f"0.60 ± {half:.2f}"]
+    assert table.rows[1][:3] == ["softmax, heads without", "40.0, 40.0", "14, 14"]
+    assert table.rows[1][3].startswith("3.00 ± ")
     assert describe_activations(dataclasses.replace(tables, activations=None)) == []
 
 
 def test_the_command_groups_heads_by_their_own_rate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(work: Path, row: str, seed: int) -> pd.DataFrame:
         rates = [4.9, 5.0, 60.0] if row == "softmax" else [0.0, 0.0, 0.0]
-        return pd.DataFrame({"sink_rate": rates, **{name: np.arange(3.0) + seed for name in activations.COLUMNS[4:]}})
+        return pd.DataFrame({"sink_rate": rates, **{name: np.arange(3.0) + seed for name in activations.COLUMNS[5:]}})
 
     monkeypatch.setattr(activations, "measure_model", measured)
     assert activations.main(["--work", str(tmp_path), "--out", str(tmp_path), "--seeds", "2"]) == 0
     table = pd.read_csv(tmp_path / ACTIVATIONS)
     assert table.columns.tolist() == list(activations.COLUMNS)
+    assert table["sink_rate"].tolist() == pytest.approx([23.3] * 4 + [0.0] * 2)
     assert table[["row", "heads", "count"]].drop_duplicates().to_numpy().tolist() == [
         ["softmax", SINKING, 2],
         ["softmax", SINKLESS, 1],
