@@ -130,10 +130,14 @@ def test_two_columns_are_a_word_and_the_tag_asked_for(tmp_path: Path) -> None:
 
 
 def test_running_text(tmp_path: Path) -> None:
-    write(tmp_path / "wikitext-2-raw/wiki.train.raw", " = Title = \n \n One . \n Two . \n")
+    write(tmp_path / "wikitext-2-raw/wiki.train.raw", " \n = Title = \n \n One . \r\n Two . ")
     write(tmp_path / "wikitext-2-raw/wiki.valid.raw", " Three . \n")
     task = read_task("mlm", tmp_path)
-    assert task.train.texts == (("= Title =",), ("One .",), ("Two .",))
+    assert task.train.texts == (
+        (" = Title = \n \n",),
+        (" One . \n",),
+        (" Two . \n",),
+    )  # a line end each, and blank lines stay
     assert (task.train.labels, task.labels, task.kind) == ((), (), "mlm")
 
 
@@ -141,7 +145,7 @@ def test_running_text_without_a_file_for_training_says_so(tmp_path: Path) -> Non
     write(tmp_path / "wikitext2/wiki.valid.tokens.gz", "a\nb\n")
     write(tmp_path / "wikitext2/wiki.test.raw.gz", "c\n")
     task = read_task("mlm", tmp_path)
-    assert (task.train.texts, task.validation.texts) == ((("a",), ("b",)), (("c",),))
+    assert (task.train.texts, task.validation.texts) == ((("a\n",), ("b\n",)), (("c\n",),))
     assert "wiki.valid.tokens.gz (training)" in task.source
     assert task.source.endswith("wiki.test.raw.gz (validation), no file for training")
 

@@ -78,9 +78,9 @@ def test_conll(hub: dict[Any, Any]) -> None:
 
 
 def test_running_text(hub: dict[Any, Any]) -> None:
-    rows = made({"text": ["", " = Title = \n", " One . \n"]})
+    rows = made({"text": ["", " = Title = \n", "", " \n", " One . \n"]})
     hub |= {("Salesforce/wikitext", "wikitext-103-raw-v1", split): rows for split in ("train", "validation")}
-    assert read_task("mlm").train.texts == (("= Title =",), ("One .",))
+    assert read_task("mlm").train.texts == ((" = Title = \n \n",), (" One . \n",))
 
 
 def test_columns_that_are_not_there(hub: dict[Any, Any]) -> None:

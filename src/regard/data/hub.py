@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from regard.data.running_text import running_text_rows
 from regard.data.tables import TASK, Columns, Table, TableRow, check_columns
 from regard.errors import UserError
 
@@ -42,12 +43,6 @@ def network_errors() -> tuple[type[Exception], ...]:
     """Return the base exceptions of the HTTP packages that huggingface_hub may use."""
     clients = (name for name in ("httpx2", "httpx", "requests") if importlib.util.find_spec(name) is not None)
     return tuple(importlib.import_module(name).HTTPError for name in clients)
-
-
-def _running_text(dataset: Any, column: str) -> Iterator[TableRow]:
-    for number, line in enumerate(dataset[column], start=1):
-        if text := str(line).strip():
-            yield TableRow((text,), None, number)
 
 
 def _labeled_rows(dataset: Any, columns: Columns) -> Iterator[TableRow]:
@@ -87,7 +82,7 @@ class HubDataset:
         required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
         with split.open(option) as dataset:
             check_columns(required, dataset.column_names, str(split), option)
-            rows = _running_text(dataset, columns) if isinstance(columns, str) else _labeled_rows(dataset, columns)
+            rows = running_text_rows(dataset[columns]) if isinstance(columns, str) else _labeled_rows(dataset, columns)
             return Table(str(split), tuple(rows), "row", option)
 
 

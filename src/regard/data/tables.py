@@ -124,12 +124,6 @@ def read_conll(path: Path, task: str) -> Table:
     return Table(str(path), tuple(rows))
 
 
-def read_running_text(path: Path) -> Table:
-    """Read the lines of a text file, stripped and without empty ones."""
-    lines = ((number, line.strip()) for number, line in enumerate(read_text_lines(path), start=1))
-    return Table(str(path), tuple(TableRow((line,), None, number) for number, line in lines if line))
-
-
 def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
     """Start every entity with B-; IOB1 has B- only between adjacent entities of one type."""
     result, previous = [], "O"

@@ -14,6 +14,7 @@ from regard.data.hub import HUB_DATASETS, HubDataset
 from regard.data.missing_values import MissingValues, is_doubtful, is_minus_one, marks_none, warn_of_class
 from regard.data.names_alike import warn_of_names_alike
 from regard.data.rows import TextKey, describe_numbers
+from regard.data.running_text import read_running_text
 from regard.errors import UserError, check_choice, warn_user
 
 
@@ -278,7 +279,7 @@ def _read_file(name: str, spec: TaskSpec, path: Path) -> tables.Table:
     if spec.kind == "token":
         return tables.read_conll(path, name)
     if spec.kind == "mlm":
-        return tables.read_running_text(path)
+        return read_running_text(path)
     assert spec.file_columns is not None, f"{name} does not name the columns of its files"
     return tables.read_sentences(path, spec.file_columns)
 
