@@ -141,6 +141,23 @@ def test_running_text(tmp_path: Path) -> None:
     assert (task.train.labels, task.labels, task.kind) == ((), (), "mlm")
 
 
+@pytest.mark.parametrize("name", ["lm", "mlm"])
+def test_running_text_of_ones_own_is_held_out_at_its_end(tmp_path: Path, name: str) -> None:
+    book = tmp_path / "book.txt"
+    write(book, "\n".join(f"line {number}\n" for number in range(11)))
+    task = read_task(name, book)
+    assert "".join(text for (text,) in task.train.texts + task.validation.texts) == book.read_text()
+    assert [text.split()[1] for (text,) in task.validation.texts] == ["9", "10"]
+    assert task.source.endswith("the last 2 of 11 lines held out")
+    write(book, "one line\n\n")
+    with pytest.raises(UserError, match=r"data: expected at least two lines .* got 1$"):
+        read_task(name, book)
+    with pytest.raises(UserError, match="running text is the data of the task lm"):
+        read_task(str(book))
+    with pytest.raises(UserError, match=r"data: expected a folder with the files of cola; .*txt is a file"):
+        read_task("cola", book)
+
+
 def test_running_text_without_a_file_for_training_says_so(tmp_path: Path) -> None:
     write(tmp_path / "wikitext2/wiki.valid.tokens.gz", "a\nb\n")
     write(tmp_path / "wikitext2/wiki.test.raw.gz", "c\n")

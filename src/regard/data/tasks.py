@@ -139,7 +139,8 @@ def read_task(
         name: A name in `TASKS`, or the path of a table.
         folder: Folder of published files, plain or .gz; None reads the hub. They are looked for in folder/glue/CoLA,
             folder/CoLA and the folder itself, for each name of `TaskSpec.folders`. WikiText without training file has
-            its validation file for training, and its test file for validation.
+            its validation file for training, and its test file for validation. For "lm" and "mlm" also a text file,
+            whose last fifth of lines is held out.
         rows: Maximum numbers of training and validation rows, sampled with `seed` (None for all); fewer rows are a
             subset of more. Of running text, consecutive lines.
         seed: Of sampling and of holding out.
@@ -169,7 +170,8 @@ def read_task(
     else:
         if name not in TASKS:
             allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
-            raise UserError(f"task: expected one of {allowed}; got '{name}'")
+            hint = "; running text is the data of the task lm" if Path(name).is_file() else ""
+            raise UserError(f"task: expected one of {allowed}; got '{name}'{hint}")
         spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
@@ -260,8 +262,12 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
     if folder is None:
         train_table, validation_table = spec.hub.read()
         return train_table, validation_table, f"{train_table.name}, {validation_table.name}"
+    if spec.kind == "mlm" and folder.is_file():
+        return _split_text(folder)
     if not folder.is_dir():
-        raise UserError(f"task: expected a folder with the files of {name}, there is no {folder}")
+        expected = f"a folder with the files of {name}" + (", or a text file" if spec.kind == "mlm" else "")
+        found = f"{folder} is a file" if folder.is_file() else f"there is no {folder}"
+        raise UserError(f"data: expected {expected}; {found}")
     folders = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
     choices = [(spec.train, spec.validation)]
     if spec.kind == "mlm":
@@ -273,6 +279,16 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
             return _read_file(name, spec, paths[0]), _read_file(name, spec, paths[1]), source
     places = f"{folder} or below, in glue/ or {', '.join(spec.folders)}"
     raise UserError(f"task: expected {' or '.join(spec.train)} (.gz) in {places}; none is")
+
+
+def _split_text(path: Path) -> _Tables:
+    """Read a file of running text, whose last fifth of lines is to validate on."""
+    table = read_running_text(path)
+    held_out = max(1, len(table.rows) // 5)
+    if held_out >= len(table.rows):
+        raise UserError(f"data: expected at least two lines that are not blank in {path}, got {len(table.rows)}")
+    train, rest = (replace(table, rows=rows) for rows in (table.rows[:-held_out], table.rows[-held_out:]))
+    return train, rest, f"{describe_file(path)}, the last {held_out} of {len(table.rows)} lines held out"
 
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> tables.Table:

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model), or a .jsonl, .csv, .tsv or .parquet file; several with commas",
     )
     parser.add_argument(
-        "--data", metavar="DIR", help="folder with the task's files as published; default: $REGARD_DATA, else the hub"
+        "--data",
+        metavar="DIR",
+        help="folder with the task's files as published, or a text file for lm and mlm; default: $REGARD_DATA, "
+        "else the hub",
     )
     parser.add_argument(
         "--constants-from", metavar="TASK|FILE", help="source of the averages: another task, or a file of constants"
