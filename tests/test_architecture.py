@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -53,7 +54,7 @@ def imported_modules(source: str, package: str) -> frozenset[str]:
     `package` is the dotted package the source stands in, to resolve relative imports.
     """
     modules: set[str] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in statements(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -64,6 +65,14 @@ def imported_modules(source: str, package: str) -> frozenset[str]:
             continue
         modules |= {resolved(name) for name in names if name.split(".")[0] == "regard"}
     return frozenset(modules)
+
+
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what stands in a node and is no expression: an import is none, and most nodes are."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield child
+            yield from statements(child)
 
 
 def resolved(name: str) -> str:
@@ -114,6 +123,21 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"circle: {' <- '.join(error.args[1])}")
+
+
+MADE_SELDOM = {"run", "repeat_name", "join_integers"}
+"""Functions in functions that are made once a function or a table."""
+
+
+def test_what_checks_shapes_wraps_no_function_at_each_call() -> None:
+    """The checks of the tests wrap a function in a function whenever it is made, longer than a reduction takes."""
+    checked = [path for name in ("attention", "statistics") for path in (PACKAGE / name).rglob("*.py")]
+    inner = set[str]()
+    for path in checked:
+        for node in statements(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                inner |= {one.name for one in statements(node) if isinstance(one, ast.FunctionDef)}
+    assert inner == MADE_SELDOM
 
 
 def test_a_file_stays_readable_in_one_sitting() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeVar
 
 import torch
@@ -257,23 +257,23 @@ class AttentionCall:
 
     def select_tokens(self, rows: slice, columns: slice) -> AttentionCall:
         """Return the call of some queries and keys."""
-
-        def cut(pairs: Tensor) -> Tensor:
-            pairs = pairs if pairs.shape[2] == 1 else pairs[:, :, rows]
-            return pairs if pairs.shape[3] == 1 else pairs[..., columns]
-
         starts = self.starts or (0,) * len(self.query)
         return map_fields(
             replace(self, starts=starts if columns.start else self.starts),
             query=lambda query: query[:, :, rows],
             **dict.fromkeys(("key", "value"), lambda tensor: tensor[:, :, columns]),
-            **dict.fromkeys(("keep", "bias"), cut),
+            **dict.fromkeys(("keep", "bias"), partial(_cut_pairs, rows, columns)),
             sink=lambda sink: sink if sink.ndim == 1 else sink[:, :, rows],
             **dict.fromkeys(("query_mask", "query_positions"), lambda of_queries: of_queries[:, rows]),
             **dict.fromkeys(("key_mask", "key_positions"), lambda of_keys: of_keys[:, columns]),
             offset=lambda offset: offset + rows.start - columns.start,
             starts=lambda starts: tuple(start - columns.start for start in starts),
         )
+
+
+def _cut_pairs(rows: slice, columns: slice, pairs: Tensor) -> Tensor:
+    pairs = pairs if pairs.shape[2] == 1 else pairs[:, :, rows]
+    return pairs if pairs.shape[3] == 1 else pairs[..., columns]
 
 
 def visible_mask(call: AttentionCall) -> Bool[Tensor, "#batch #head #query key"]:

@@ -60,11 +60,7 @@ class Columns(NamedTuple):
 
 def make_columns(rows: Iterable[StatisticRow]) -> Iterator[Columns]:
     """Yield rows as columns, in the order of the rows."""
-
-    def shared(row: StatisticRow) -> tuple[Any, ...]:
-        return row.statistic, row.site, row.layer, row.epsilon, row.head is None, row.position is None
-
-    for (statistic, site, layer, epsilon, no_head, no_position), group in itertools.groupby(rows, shared):
+    for (statistic, site, layer, epsilon, no_head, no_position), group in itertools.groupby(rows, _shared):
         part = list(group)
         head = None if no_head else np.array([row.head for row in part], dtype=np.int32)
         position = None if no_position else np.array([row.position for row in part], dtype=np.int32)
@@ -72,6 +68,10 @@ def make_columns(rows: Iterable[StatisticRow]) -> Iterator[Columns]:
         error = np.array([row.standard_error for row in part], dtype=np.float64)
         n = np.array([row.n for row in part], dtype=np.int64)
         yield Columns(statistic, site, layer, epsilon, head, position, value, error, n)
+
+
+def _shared(row: StatisticRow) -> tuple[Any, ...]:
+    return row.statistic, row.site, row.layer, row.epsilon, row.head is None, row.position is None
 
 
 def select_positions(columns: Iterable[Columns], positions: Positions) -> Iterator[Columns]:

@@ -6,6 +6,7 @@ What it computes of the reductions of some samples takes about as long as of man
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,9 +57,9 @@ class WaitingSamples:
 
 def _join(parts: Sequence[Observation]) -> Observation:
     """Return the samples of several observations of the same layers as one, those of each layer together."""
-    layers = len(parts[0].layers)
-
-    def join(tensors: Sequence[Tensor]) -> Tensor:
-        return torch.cat([tensor.unflatten(0, (layers, -1)) for tensor in tensors], dim=1).flatten(0, 1)
-
+    join = partial(_join_rows, len(parts[0].layers))
     return join_observations(parts, join, parts[0].more_layers)
+
+
+def _join_rows(layers: int, tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.unflatten(0, (layers, -1)) for tensor in tensors], dim=1).flatten(0, 1)
