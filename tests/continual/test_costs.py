@@ -183,7 +183,7 @@ def test_the_peak_of_a_resumed_run_is_that_of_all_its_parts(monkeypatch: pytest.
 def test_the_first_step_has_the_flops_of_one_that_is_not_taken(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a run that goes on within a phase, or has several processes, tells the same."""
     method = METHODS[name](METHODS[name].Config())
-    learner = make_learner(stream(), method, loaded(), replace(ONE, batch_size=8, micro_batch_size=3), seed=1)
+    learner = make_learner(stream(4), method, loaded(), replace(ONE, batch_size=8, micro_batch_size=3), seed=1)
     told, expected, end = list[Any](), list[Any](), FirstStep.end
 
     def keep(self: FirstStep) -> Any:
