@@ -76,3 +76,23 @@ def test_whether_tokens_were_read() -> None:
     assert not is_filled(DynamicCache())
     assert is_filled((0,))
     assert not is_filled(())
+
+
+@pytest.mark.parametrize("first", ["linear_attention", "sliding_attention"])
+def test_padding_is_read_from_masks_by_kind_of_layer_in_any_order(first: str) -> None:
+    """`generate` with a static cache makes them in the order of a set; behind the cache linear attention has none."""
+    padding = torch.tensor([[True, True, True, True], [False, False, True, True]])
+    pairs = padding[:, None, None, :] & torch.ones(4, 4, dtype=torch.bool).tril()
+    steps: list[tuple[dict[str, Any], int]] = [
+        ({"linear_attention": padding[:, :3].long(), "sliding_attention": pairs[:, :, :3]}, 3),
+        ({"linear_attention": None, "sliding_attention": pairs[:, :, 3:]}, 1),
+    ]
+    cache, last = DynamicCache(), None
+    for masks, tokens in steps:
+        ordered = {first: masks[first], **masks}
+        ids = torch.ones(2, tokens, dtype=torch.long)
+        last = ForwardContext.from_arguments(Open(), (ids,), {"attention_mask": ordered, **behind(cache)}, last)
+        cache = filled(3)
+    assert last is not None
+    assert last.token_mask is not None
+    assert torch.equal(last.token_mask, padding)

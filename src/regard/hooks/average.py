@@ -17,6 +17,7 @@ from regard.constants import Constants, Layer, Origin
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
+from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layers import eval_no_grad, find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer, attention_kind
@@ -69,6 +70,7 @@ def average_attention(
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UserError("batches: expected a list of batches, got one batch; put it into a list")
     layers = find_attention_layers(model)
+    verify_own_attention(model)
     sums = _AttentionSums(layers, length)
     digest, samples, batches_done = hashlib.sha256(), 0, 0
     modules = list(dict.fromkeys(layer.module for layer in layers))

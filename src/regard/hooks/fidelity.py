@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.attention.call import AttentionCall
 from regard.attention.float64 import to_float64
@@ -19,7 +20,7 @@ from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
-from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs
+from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs, function_of_user
 from regard.hooks.routing import no_attention_interface, observing, routing_of_configs
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -57,14 +58,15 @@ class _Tracer(Observer):
 def verify_routing(model: nn.Module) -> None:
     """Compare a model's attention layers inside a block with those outside, in small forwards.
 
-    A few tokens, or one image, are read with and without a mask. This is done once for each configuration; models that
-    take neither, that are no Hugging Face models, or that go through Regard anyway are not compared.
+    A few tokens, or one image, are read with and without a mask. This is done once for each configuration, and each
+    time if a user has registered its attention function; models that take neither, that are no Hugging Face models, or
+    that go through Regard anyway are not compared.
 
     Raises:
         UserError: A layer returns something else.
     """
-    key = _key(model)
-    if key is None or key in _VERIFIED:
+    key, is_known = _key(model), not _has_own_attention(model)
+    if key is None or (key in _VERIFIED and is_known):
         return
     tracer = _Tracer()
     with evaluation_mode(model):
@@ -93,13 +95,29 @@ def verify_routing(model: nn.Module) -> None:
                     f"cannot observe {type(model).__name__}: {difference}. Please report this model; verify=False "
                     "(--skip-verification) measures it nevertheless"
                 )
-    _VERIFIED.add(key)
+    if is_known:
+        _VERIFIED.add(key)
+
+
+def verify_own_attention(model: nn.Module) -> None:
+    """Compare layers, as `verify_routing` does, of a model with an attention function of the user's own."""
+    if _has_own_attention(model):
+        verify_routing(model)
+
+
+def _names(model: nn.Module) -> list[str | None]:
+    return [getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)]
+
+
+def _has_own_attention(model: nn.Module) -> bool:
+    """Return whether a user has registered an attention function of the model, which may change from call to call."""
+    return any(function_of_user(ALL_ATTENTION_FUNCTIONS, name) is not None for name in _names(model))
 
 
 def _key(model: nn.Module) -> str | None:
     """Return what tells the configuration of a model from others; None for a model that cannot be compared."""
     hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
-    names = [getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)]
+    names = _names(model)
     if not hosts or any(name in (NAME, EAGER_NAME) for name in names):
         return None
     parts = [(type(host).__qualname__, *_describe(host.config), str(host.dtype)) for host in hosts]
@@ -131,19 +149,22 @@ def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
     """Iterate over the model's own forward, and that with SDPA, which some models compute in another way.
 
     Implementations that are compiled or take half precision alone are not run. Models without SDPA, or with eager
-    attention set, have eager attention in its place.
+    attention set, have eager attention in its place. A function that a user has registered is compared alone.
     """
     routing, replaced = routing_of_configs(model), {NAME: SDPA, EAGER_NAME: EAGER}
     loaded = {getattr(config, name) for config, name, _ in routing}
     plain = [(config, name, replaced.get(value, value)) for config, name, value in routing]
+    is_own = _has_own_attention(model)
     patches: list[list[tuple[Any, str, Any]]] = [] if loaded == {SDPA} else [plain]
-    for attributes in [[], *patches] if loaded <= {SDPA, EAGER, None} else patches:
+    for attributes in [[], *patches] if is_own or loaded <= {SDPA, EAGER, None} else patches:
         with patched(attributes):
             try:
                 own = _run(model, inputs)
             except _FAILURES:
                 continue  # it does not take a few tokens, or has no SDPA
         yield own
+        if is_own and not attributes:
+            return
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:

@@ -273,8 +273,9 @@ def _are_ids(value: Any) -> bool:
 
 def _find_token_mask(mask: Any, offset: int, previous: Tensor | None) -> Tensor | None:
     """Return the mask of all tokens so far, None if none is padding. A mask of pairs tells it of new tokens alone."""
-    if isinstance(mask, dict):
-        mask = mask.get("full_attention", next(iter(mask.values()), None))
+    if isinstance(mask, dict):  # by kind of layer, in any order; that of linear attention is None behind a cache
+        masks = [one for one in (mask.get("full_attention"), *mask.values()) if isinstance(one, Tensor)]
+        mask = next((one for one in masks if one.ndim == 4), masks[0] if masks else None)
     key_mask = _key_mask(mask)
     if key_mask is None or mask.ndim == 2:
         return _drop_full(key_mask)

@@ -16,6 +16,7 @@ from regard.constants import SOURCES, Head
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME
+from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, follow_forwards, parse_attention
@@ -125,6 +126,7 @@ def replacing_each_head(
         yield
         return
     layers = find_attention_layers(model) if layers is None else layers
+    verify_own_attention(model)
     check_computes_softmax(model, layers)
     selected = [(_check_layer(key, layers, operations), operations) for key, operations in by_layer.items()]
     passes, hooks = follow_forwards([found for found, _ in selected])

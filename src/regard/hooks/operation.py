@@ -19,6 +19,7 @@ from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
+from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
@@ -52,6 +53,7 @@ def override_attention(
         _check_takes_scores_and_mask(function)
     spec = AttentionSpec(backend="materialised") if callable(attention) else parse_attention(attention)
     all_layers = find_attention_layers(model)
+    verify_own_attention(model)
     check_computes_softmax(model, all_layers)
     selected = _select_layers(all_layers, spec, layers, sites)
     operations, hooks = make_operations(selected, spec, function)

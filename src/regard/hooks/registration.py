@@ -1,14 +1,22 @@
 """Regard's attention functions and mask functions, registered in Transformers under two names."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
-from transformers.masking_utils import bidirectional_mask_function, causal_mask_function, eager_mask, sdpa_mask
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    bidirectional_mask_function,
+    causal_mask_function,
+    eager_mask,
+    sdpa_mask,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regard.attention.tracing import is_traced
+from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
 
 NAME = "regard"
@@ -67,6 +75,28 @@ def lacks_sdpa(config: Any) -> bool:
     except ValueError:  # Transformers names the model of this config, and does not export it
         return False
     return host is not None and not getattr(host, "_supports_sdpa", True)
+
+
+def function_of_user(functions: Mapping[str, Any], name: str | None) -> Any:
+    """Return the function that is registered under a name if it is of neither Transformers nor the hub's kernels."""
+    function = None if name in (None, NAME, EAGER_NAME) or "/" in str(name) else functions.get(str(name))
+    defined_in = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
+    return None if function is None or defined_in.split(".")[0] == "transformers" else function
+
+
+def check_masks(config: Any, host: str) -> None:
+    """Raise a UserError if a user has registered what makes the masks of a config, which a block would not call."""
+    name = config._attn_implementation_internal
+    if function_of_user(ALL_MASK_ATTENTION_FUNCTIONS, name) is not None:
+        problem = "its masks are made by a function that was registered"
+    elif function_of_user(ALL_ATTENTION_FUNCTIONS, name) is not None and name not in ALL_MASK_ATTENTION_FUNCTIONS:
+        problem = "it gets no masks, of padding and windows as well, for no mask function is registered"
+    else:
+        return
+    raise UserError(
+        f"cannot observe {host}: {problem} for the attention {name!r}; expected masks of Transformers, as by "
+        f"AttentionMaskInterface.register({name!r}, sdpa_mask), or attn_implementation='sdpa'"
+    )
 
 
 def _add_hint(mask: Tensor, **fields: Any) -> Tensor:

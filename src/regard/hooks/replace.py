@@ -17,6 +17,7 @@ from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call
+from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
 from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
 from regard.hooks.layers import find_attention_layers, model_fingerprint
@@ -149,6 +150,7 @@ def _replacing_heads(
     model: nn.Module, sources: tuple[Constants, ...], heads: Heads, any_model: bool, **options: bool
 ) -> Iterator[Replacement]:
     layers = find_attention_layers(model)
+    verify_own_attention(model)
     check_constants(model, layers, sources, any_model)
     selected = select_heads(sources[0], heads)
     with routed(model), ExitStack() as undo:

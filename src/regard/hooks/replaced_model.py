@@ -16,6 +16,7 @@ from regard.attention.quantized import is_quantized_linear
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
+from regard.hooks import continuous_batching
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
 from regard.hooks.direct_calls import through_hooks
@@ -355,7 +356,7 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
     config_class = type(f"{name}Config", (ReplacedConfig, original), config_members)
     members = {"__init__": __init__, "config_class": config_class, "set_attn_implementation": _refuse_attention}
     members |= {"from_pretrained": classmethod(from_pretrained), "save_pretrained": save_pretrained}
-    members["forward"] = through_hooks(base)
+    members |= {"forward": through_hooks(base), continuous_batching.BEGIN: continuous_batching.refuse}
     members |= {"__reduce_ex__": _reduce_model, "__module__": base.__module__, "__doc__": base.__doc__}
     model_class = type(name, (base,), members)
     _CLASSES[original, architecture] = config_class, model_class

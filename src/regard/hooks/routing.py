@@ -15,6 +15,7 @@ from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.autocast import without_autocast
+from regard.hooks.continuous_batching import without_continuous_batching
 from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
@@ -22,7 +23,7 @@ from regard.hooks.one_at_a_time import OneAtATime
 from regard.hooks.own_modules import check_inside
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs, register
+from regard.hooks.registration import EAGER, EAGER_NAME, NAME, check_masks, find_configs, register
 from regard.hooks.split_weights import check_heads_are_whole
 
 register(attention_function)
@@ -38,6 +39,9 @@ def check_observable(model: nn.Module, part: str | None = None) -> None:
         whole = "" if compiled is model else f", of which {type(compiled).__name__} is a part"
         raise UserError(f"cannot observe a compiled {name}{whole}; pass the model as it was before compiling")
     check_heads_are_whole(model)
+    for host in modules_of(model):
+        if isinstance(host, PreTrainedModel):
+            check_masks(host.config, type(host).__name__)
     modules = modules_of(model if part is None else select_stacks(model, part)[0][0].module)
     if any(vars(module).get("attention_type") == "block_sparse" for module in modules):
         raise UserError(
@@ -109,6 +113,7 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         stack.enter_context(intercepting(model, within))
         hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
         stack.enter_context(patched(forwards_through_hooks(hosts or [model])))
+        stack.enter_context(patched(without_continuous_batching(hosts)))
         for host in hosts:
             if host.config._attn_implementation_internal in (NAME, EAGER_NAME):
                 guard = _AttentionGuard()
