@@ -9,6 +9,7 @@ import torch
 import transformers
 from jaxtyping import config as shape_checks
 from torch import Tensor
+from torch._dynamo.exc import Unsupported
 from transformers import CompileConfig
 
 from regard.errors import UserError
@@ -151,6 +152,14 @@ def test_an_observed_model_is_not_compiled_to_generate() -> None:
     with watching(model, "column_mass") as watch:
         assert torch.equal(model.generate(IDS, **options, compile_config=config), expected)
     assert (watch.samples, graphs) == (2, [])
+
+
+@torch.no_grad()
+def test_a_whole_graph_around_an_observed_model_is_refused_with_the_reason() -> None:
+    model = llama()
+    compiled = torch.compile(lambda ids: model(ids, use_cache=False).logits, backend="eager", fullgraph=True)
+    with watching(model, "entropy"), pytest.raises(Unsupported, match=r"regard\.watching .* without fullgraph=True"):
+        compiled(IDS)
 
 
 # -- random numbers --------------------------------------------------------------------------------------------------

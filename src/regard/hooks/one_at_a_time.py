@@ -22,6 +22,11 @@ _GUARD = threading.Lock()
 if hasattr(os, "register_at_fork"):  # else a child might wait for threads that it does not have
     for held in (LOCK, _GUARD):
         os.register_at_fork(before=held.acquire, after_in_parent=held.release, after_in_child=held.release)
+OBSERVED = (
+    "regard.watching observes this model inside the block, which is no part of a graph; compile without "
+    "fullgraph=True, or call what is not compiled"
+)
+"""What `torch.compile(fullgraph=True)` says."""
 PATIENCE = 1.0
 """Seconds after which a thread that waits asks whether the one it waits for has ended, or left its forward."""
 
@@ -183,7 +188,7 @@ class OneAtATime:
         while self._thread.entered:
             self._leave(self._thread.entered[-1][0])
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=OBSERVED)  # type: ignore[untyped-decorator]
     def begin(self, module: nn.Module, _args: Any) -> None:
         """Wait; a hook before a forward."""
         if getattr(module, "_is_replica", False):  # its copies would wait for the module that waits for them
@@ -192,7 +197,7 @@ class OneAtATime:
         if self._is_over:
             self._leave(module)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable(reason=OBSERVED)  # type: ignore[untyped-decorator]
     def end(self, module: nn.Module, _args: Any, _output: Any) -> None:
         """Let others go on; a hook after a forward, also one that failed, perhaps before it came to `begin`."""
         self._leave(module)

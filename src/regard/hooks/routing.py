@@ -19,7 +19,7 @@ from regard.hooks.continuous_batching import without_continuous_batching
 from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
-from regard.hooks.one_at_a_time import OneAtATime
+from regard.hooks.one_at_a_time import OBSERVED, OneAtATime
 from regard.hooks.own_modules import check_inside
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
@@ -271,7 +271,7 @@ class _ObserverHook:
     def __init__(self, observer: Observer, function: Callable[..., None], sees: Callable[[], bool]) -> None:
         self._observer, self._function, self._sees = observer, function, sees
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
+    @torch.compiler.disable(reason=OBSERVED)  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
     def __call__(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer) and self._sees():
             with without_autocast():
