@@ -181,14 +181,16 @@ def test_alpha_is_the_mean_over_the_queries_that_may_see_a_key(name: str) -> Non
 
 
 @torch.no_grad()
-def test_alpha_behind_a_prompt_that_sees_all_of_itself_is_that_of_a_prefix() -> None:
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_alpha_behind_a_prompt_that_sees_all_of_itself_is_that_of_a_prefix(cache: str) -> None:
     """PaliGemma's prompt alone looks like an encoder's under SDPA; what it generates sees no later key."""
     model, inputs = paligemma_case()
     model.set_attn_implementation("sdpa")
-    prompt = {name: inputs[name][:, :20] for name in ("input_ids", "attention_mask")}
+    prompt = {name: inputs[name][:, :20] for name in ("input_ids", "attention_mask", "token_type_ids")}
     prompt["pixel_values"] = inputs["pixel_values"]
     with watching(model, [FirstMass(40)]) as watch:
-        tokens = model.generate(**prompt, max_new_tokens=13, min_new_tokens=13, do_sample=False)[:, :32]
+        options = {"max_new_tokens": 13, "min_new_tokens": 13, "do_sample": False, "cache_implementation": cache}
+        tokens = model.generate(**prompt, **options)[:, :32]
     types = (torch.arange(32) >= 20).long().expand(2, -1)
     whole = {"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens), "token_type_ids": types}
     with watching(model, [FirstMass(40)]) as expected:

@@ -267,6 +267,12 @@ def seen_keys(call: AttentionCall) -> Tensor | None:
     return _drop_full(keys)
 
 
+def hides_room(call: AttentionCall, tokens: int) -> bool:
+    """Return whether keys stand behind the tokens, as the room of a static cache, that no query sees."""
+    seen = seen_keys(call)
+    return seen is not None and seen.shape[-1] > tokens and not bool(seen[:, tokens:].any())
+
+
 def _are_ids(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim == 2 and not value.is_floating_point() and value.dtype != torch.bool
 

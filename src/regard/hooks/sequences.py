@@ -20,7 +20,7 @@ from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.cached_keys import check_same_keys
-from regard.hooks.forward_pass import ForwardContext, keeps_apart, packed_blocks, seen_keys
+from regard.hooks.forward_pass import ForwardContext, hides_room, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site, masks_padding, num_blocks
@@ -238,7 +238,7 @@ class Sequences:
         is_encoder = self.role == "encoder" and not self.forward.offset
         if self.stack.is_own and not self.forward.offset:
             check_keys(self.name, call, may_have_room=not is_encoder)
-        elif keys != tokens if is_encoder else keys > tokens and not has_room:
+        elif keys != tokens if is_encoder and not hides_room(call, tokens) else keys > tokens and not has_room:
             raise UserError(
                 f"cannot observe {self.name}: {tokens} tokens attend to {keys} keys that are not these tokens"
             )
