@@ -385,6 +385,16 @@ def test_the_widest_of_several_pairs_is_told_beside_their_average(by: str, told_
     )
 
 
+def test_a_drop_that_is_the_same_for_every_seed_is_told_without_an_interval() -> None:
+    keys = ("example/tiny", "cola")
+    rows: list[Any] = [(*keys, "none", "none", 1.0, seed, "accuracy", 0.8) for seed in range(3)]
+    rows += [(*keys, "average", "lambda", 0.0, seed, "accuracy", 0.76) for seed in range(3)]
+    tables = (pd.DataFrame(rows, columns=replaced_run.COLUMNS), NO_HEADS, NO_COST, replaced_run.record())
+    told = " ".join(terminal(*tables).split())
+    assert "With all heads constant the score drops by 5.0 %, without an interval." in told
+    assert "± 95 %" not in told
+
+
 def test_scores_that_are_the_same_with_another_operation_are_told_so() -> None:
     keys = ("example/tiny", "cola")
     rows: list[Any] = [(*keys, "none", "none", 1.0, seed, "accuracy", 0.45) for seed in range(2)]

@@ -186,3 +186,15 @@ def test_the_interval_of_a_mean_over_models_of_one_text_is_no_narrower_than_thei
     interval = drop_interval(scores, relative_drop(scores))
     assert interval.ci_low == pytest.approx(0.3)
     assert interval.ci_high == pytest.approx(0.7)
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.05])
+def test_equal_drops_of_all_seeds_have_no_interval_unless_they_are_0(drop: float) -> None:
+    """Of few rows, seeds often lose as many: no width would then exclude 0 whatever the number of seeds."""
+    rows = [("none", "none", 1.0, seed, score) for seed, score in enumerate((0.75, 0.8, 0.85))]
+    rows += [("average", "lambda", 0.0, seed, score - drop) for *_, seed, score in rows]
+    scores = table(*rows)
+    interval = drop_interval(scores, relative_drop(scores))
+    assert interval.mean == pytest.approx(100 * drop / 0.8)
+    expected = 0.0 if drop == 0 else math.nan
+    assert (interval.ci_low, interval.ci_high) == pytest.approx((expected, expected), nan_ok=True)

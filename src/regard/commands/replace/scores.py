@@ -13,7 +13,7 @@ import pandas as pd
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.arrays import check_table
-from regard.runs.intervals import ROUNDING, Interval, t_half_width, t_interval
+from regard.runs.intervals import ROUNDING, Interval, difference_interval, t_half_width, t_interval
 from regard.runs.model_card import public_name
 
 COLUMNS = ("model", "task", "constants", "rank_heads_by", "dynamic_fraction", "seed", "metric", "score")
@@ -107,7 +107,7 @@ def drop_interval(scores: pd.DataFrame, rows: pd.DataFrame) -> Interval:
         size = 1.0 if row["metric"] in IN_NATS else abs(float(row["original"])) / 100
         by_row.append((original - by_seed.iloc[of_row]) / size)
         over_parts.append(float(widths[of_row[0]]) / size if len(of_row) == 1 else math.nan)
-    interval = t_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
+    interval = difference_interval(pd.concat(by_row, axis=1).dropna().mean(axis=1).to_numpy())
     width = sum(over_parts) / len(over_parts)
     if math.isnan(width):
         return interval

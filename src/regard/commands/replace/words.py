@@ -186,7 +186,7 @@ def _write_operations(outcome: Outcome) -> str:
 
 
 _NO_INTERVAL = "without an interval"
-"""What is said of a drop of a single score, which may be chance."""
+"""What is said of a drop of a single score, or of equal ones, which may be chance."""
 
 
 def _of_single_pairs(outcome: Outcome, rows: pd.DataFrame, high: float) -> str:
@@ -234,7 +234,7 @@ def count_pairs(rows: pd.DataFrame) -> str:
 
 
 def drop_bounds(outcome: Outcome, rows: pd.DataFrame) -> tuple[float, float]:
-    """Return the 95 % interval of the mean drop of rows; NaN for one seed."""
+    """Return the 95 % interval of the mean drop of rows; NaN for one seed, and for equal drops that are not 0."""
     interval = drop_interval(outcome.scores, rows)
     return interval.ci_low, interval.ci_high
 
