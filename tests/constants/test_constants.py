@@ -159,6 +159,7 @@ def test_averages_and_input_dependence_of_padded_samples_are_those_of_the_plain_
     plain = bert(implementation="eager").double()
     weights = plain(**whole, output_attentions=True).attentions
     found = regard.average_attention(bert(), [part(whole, range(4)), part(whole, range(4, SAMPLES))], LENGTH)
+    assert found.origin.data["samples"] == SAMPLES
     both = mask[:, :, None] * mask[:, None, :]
     count = both.sum(0)
     for layer, matrices in enumerate(weights):
@@ -376,6 +377,22 @@ def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
     read = {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}
     averages = [average_attention(model, [{"input_ids": ids} | more], 6) for more in ({"labels": labels}, read)]
     assert_same(*averages)
+
+
+def test_padding_of_the_encoder_does_not_move_what_the_decoder_reads() -> None:
+    """Both are of one length; each has padding of its own, on another side."""
+    torch.manual_seed(0)
+    config = BartConfig(
+        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, init_std=0.5,
+    )  # fmt: skip
+    model = BartForConditionalGeneration(config).eval()
+    ids, decoder_ids = torch.randint(4, 60, (2, 2, 6), generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
+    right = {"input_ids": ids, "attention_mask": mask}
+    left = {"input_ids": torch.stack([ids[0], ids[1].roll(2)]), "attention_mask": mask.flip(1)}
+    for read in ({"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}, {"labels": decoder_ids}):
+        assert_same(*(average_attention(model, [encoded | read], 6) for encoded in (left, right)))
 
 
 def test_a_model_is_saved_after_replacing_and_not_inside(tmp_path: Path) -> None:

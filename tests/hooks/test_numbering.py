@@ -283,6 +283,17 @@ def test_two_calls_with_equal_weights_are_one_layer() -> None:
         model(ids())
 
 
+@torch.no_grad()
+def test_two_calls_with_equal_weights_are_averaged_once() -> None:
+    model = model_of("DiffLlama", num_hidden_layers=2)
+    found = average_attention(model, [ids()], 16)
+    model.set_attn_implementation("eager")
+    for layer, weights in enumerate(model(ids(), output_attentions=True).attentions):
+        torch.testing.assert_close(found.matrices["decoder", layer], weights.mean(0), rtol=1e-4, atol=1e-6)
+        expected = weights.double().square().sum((0, 2, 3))
+        torch.testing.assert_close(found.squares["decoder", layer], expected, rtol=1e-4, atol=1e-6)
+
+
 def test_a_call_is_repeated_if_its_queries_and_keys_are() -> None:
     """With other keys, or other queries, the module attends for another sample."""
     stack = find_stacks(model_of("Llama", num_hidden_layers=1))[0]
