@@ -9,6 +9,8 @@ from torch import Tensor
 
 from regard.errors import UserError
 from regard.hooks import replacing, watching
+from regard.hooks.accumulate import LayerAccumulator
+from regard.hooks.reductions import REDUCTIONS
 from tests.named_cache import behind, cache_of
 
 SIZES: dict[str, Any] = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "initializer_range": 0.3}
@@ -82,3 +84,12 @@ def test_windows_of_a_static_cache_that_hide_all_keys_are_refused_or_as_without_
     problem = "cannot observe GPTNeoModel: a token sees no key"
     with pytest.raises(UserError, match=problem), watching(model, "row_sum", verify=False):
         model.generate(ids(), **options)
+
+
+def test_a_sample_of_several_in_one_row_has_the_sum_over_its_tokens() -> None:
+    """As samples of their own have, which are summed where they are reduced."""
+    name = next(name for name, one in REDUCTIONS.items() if one.source == "hidden" and one.axis == "sample")
+    rows = torch.arange(10.0).view(1, 5, 2)
+    sample = LayerAccumulator()
+    sample.add_hidden_rows(LayerAccumulator(tensors={name: rows}), slice(1, 4))
+    assert sample.tensors[name].tolist() == [[2.0 + 4 + 6, 3.0 + 5 + 7]]
