@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeGuard, TypeVar
 
 from regard.runs.intervals import Interval
 
@@ -119,7 +119,7 @@ def verdict(parts: Sequence[Part]) -> str:
 
 def above(difference: Interval | None, bound: float = 0.0) -> Part:
     """Decide whether a difference is above a bound; undecided where its interval contains it or has too few runs."""
-    if difference is None or difference.n < MIN_RUNS or difference.ci_low <= bound <= difference.ci_high:
+    if not _decides(difference) or difference.ci_low <= bound <= difference.ci_high:
         return None
     return difference.mean > bound
 
@@ -136,7 +136,7 @@ def negate(part: Part) -> Part:
 
 def near(difference: Interval | None, margin: float = MARGIN) -> Part:
     """Decide whether a difference is within ±`margin`: False only if its whole interval is outside."""
-    if difference is None or difference.n < MIN_RUNS:
+    if not _decides(difference):
         return None
     if difference.ci_low >= -margin and difference.ci_high <= margin:
         return True
@@ -145,16 +145,21 @@ def near(difference: Interval | None, margin: float = MARGIN) -> Part:
 
 def at_least(mean: Interval | None, bound: float) -> Part:
     """Decide whether a mean is at least a bound; undecided where its interval has values on both sides."""
-    if mean is None or mean.n < MIN_RUNS or mean.ci_low < bound <= mean.ci_high:
+    if not _decides(mean) or mean.ci_low < bound <= mean.ci_high:
         return None
     return mean.ci_low >= bound
 
 
 def at_most(mean: Interval | None, bound: float) -> Part:
     """Decide whether a mean is at most a bound; undecided where its interval has values on both sides."""
-    if mean is None or mean.n < MIN_RUNS or mean.ci_low <= bound < mean.ci_high:
+    if not _decides(mean) or mean.ci_low <= bound < mean.ci_high:
         return None
     return mean.ci_high <= bound
+
+
+def _decides(interval: Interval | None) -> TypeGuard[Interval]:
+    """Whether there are runs enough for an interval, and one: not where all differ by the same."""
+    return interval is not None and interval.n >= MIN_RUNS and math.isfinite(interval.ci_low)
 
 
 # -- numbers in text -------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pandas as pd
 
 from regard.continual import comparison
 from regard.continual.metrics import Scenario, metrics_table
-from regard.runs.intervals import Interval, t_interval
+from regard.runs.intervals import Interval, difference_interval, t_interval
 
 Run = tuple[int, str]
 """A run of a row: its seed and its order of tasks."""
@@ -114,7 +114,8 @@ def mean_of(values: Mapping[Any, float]) -> Interval | None:
 
 def paired(values: Mapping[Key, float], reference: Mapping[Key, float]) -> Interval | None:
     """Return the mean difference over the runs in both, with its interval; None without one."""
-    return mean_of({run: values[run] - reference[run] for run in values if run in reference})
+    differences = [values[run] - reference[run] for run in values if run in reference]
+    return difference_interval(differences) if differences else None
 
 
 def format_p_value(differences: pd.DataFrame, row: str) -> str:

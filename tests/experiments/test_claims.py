@@ -79,6 +79,16 @@ def test_a_difference_counts_if_its_interval_excludes_zero() -> None:
     assert [below(around(mean, 0.9)) for mean in (1.0, -1.0, 0.5)] == [False, True, None]
 
 
+def test_runs_that_all_differ_by_the_same_decide_nothing() -> None:
+    """Scores of few rows take few values: an interval of no width would exclude 0 whatever the number of runs."""
+    apart = paired({0: 52.5, 1: 42.5, 2: 62.5}, {0: 50.0, 1: 40.0, 2: 60.0})
+    assert apart is not None
+    assert apart.mean == pytest.approx(2.5)
+    assert [above(apart), below(apart), near(apart), at_least(apart, 1), at_most(apart, 1)] == [None] * 5
+    assert near(paired({0: 1.0, 1: 2.0, 2: 3.0}, {0: 1.0, 1: 2.0, 2: 3.0})) is True
+    assert paired({0: 1.0}, {1: 1.0}) is None
+
+
 def test_near_is_an_interval_within_the_margin() -> None:
     assert near(around(0.0, MARGIN)) is True
     assert near(around(0.5, 0.51)) is None
