@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import io
 import math
 import os
 import shlex
@@ -11,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from regard.commands.compare import cli as compare
@@ -84,8 +85,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     command, resumes = "regard", False
+    _write_any_sign()
     gc.disable()  # for the imports, of which it takes a fifth of the time; run_command enables it behind them
     try:
+        _check_encoding(sys.argv[1:] if arguments is None else arguments)
         args, unknown = parser().parse_known_args(arguments)
         command, resumes = f"regard {args.command}", getattr(args, "resume", False)
         if unknown:
@@ -93,14 +96,25 @@ def _run(arguments: Sequence[str] | None) -> int:
         args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
         with _plain_warnings(args.command):
             code: int | None = COMMANDS[args.command].run(args)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except UserError as error:
         _print_error(f"{command}: {describe_error(error)}")
         return 2
     except KeyboardInterrupt:
         _print_error(f"{command}: interrupted; {'what was kept before is kept' if resumes else 'nothing was written'}")
         return 2
+    except SystemExit as end:
+        if not isinstance(end.__context__, BrokenPipeError):  # which Rich makes an exit with code 1 of
+            raise
+        return 2
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
+        return 2
+    except OSError as error:
+        place = error.filename if _drop_output() else "standard output"
+        told = f"{place}: {error.strerror}" if place and error.strerror else describe_error(error)
+        _print_error(f"{command}: {told}")
         return 2
     finally:
         gc.unfreeze()
@@ -108,10 +122,38 @@ def _run(arguments: Sequence[str] | None) -> int:
     return code or 0
 
 
+def _write_any_sign() -> None:
+    """Let standard output write what its encoding lacks as an escape, as standard error does."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _check_encoding(arguments: Sequence[str]) -> None:
+    """Raise UserError for an argument that could not be read as text, as a path in another encoding than UTF-8."""
+    for argument in map(str, arguments):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            advice = "give the file another name, or set PYTHONUTF8=1 if the terminal writes UTF-8"
+            raise UserError(f"expected arguments in UTF-8, got {argument!a}; {advice}") from None
+
+
+def _drop_output() -> bool:
+    """Write what is left of standard output, or nowhere if that fails any longer; return whether it does not."""
+    with suppress(ValueError, AttributeError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return False
+    return True
+
+
 def _print_error(line: str) -> None:
     """Print a line to standard error, in the main process."""
     if is_main_process():
-        print(line, file=sys.stderr)
+        with suppress(OSError):  # there is nowhere else to say it
+            print(line, file=sys.stderr)
 
 
 @contextmanager

@@ -141,3 +141,9 @@ def test_a_folder_keeps_its_mode_when_it_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "run").chmod(0o770)
     write(tmp_path / "run", "a", overwrite=True)
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o770
+
+
+def test_a_path_that_is_no_text_is_refused_ahead(tmp_path: Path) -> None:
+    """Libraries that write tables raise on it, at the end of a run."""
+    with pytest.raises(UserError, match=r"--out: expected a path in UTF-8, got '.*udcff'"):
+        check_output_dir(tmp_path / "run\udcff", overwrite=False)

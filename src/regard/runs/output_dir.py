@@ -52,6 +52,8 @@ def check_output_dir(
     finished folder that takes its place, may be lost where the marker lists none.
     """
     folder = Path(folder)
+    if not _is_utf8(folder.resolve()):
+        raise UserError(f"{option}: expected a path in UTF-8, got {str(folder.resolve())!a}")
     with readable_errors(folder, option=option):
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
@@ -77,6 +79,15 @@ def check_output_dir(
             _check_all_own(folder, set(checksums), checksums, marker, option)
         elif replacement is not None:
             _check_all_own(folder, _list_files(replacement), {}, marker, option)
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether tables can be written to a path: libraries take those that are text alone."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_all_own(folder: Path, names: set[str], checksums: Mapping[str, str], marker: str, option: str) -> None:

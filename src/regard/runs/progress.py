@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from regard.runs.rank import is_main_process
 
@@ -62,7 +62,8 @@ def show_progress() -> Iterator[OnProgress]:
     """
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
+    stderr = None if sys.stderr is None else cast("TextIO", _Unfailing(sys.stderr))
+    console = Console(stderr=True, file=stderr, highlight=False)
     if not is_main_process():
         yield lambda event: None
     elif console.is_terminal:
@@ -72,6 +73,39 @@ def show_progress() -> Iterator[OnProgress]:
         progress = PlainProgress(lambda line: console.print(line, soft_wrap=True, markup=False))
         with heartbeat(progress.beat):
             yield progress
+
+
+class _Unfailing:
+    """A file that drops what cannot be written: a run does not end as the disk of its log is full, or a terminal gone.
+
+    It does if it writes into a pipe that is closed, as it is asked to.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, text: str) -> int:
+        with _dropping():
+            return self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with _dropping():
+            self._file.flush()
+
+
+@contextlib.contextmanager
+def _dropping() -> Iterator[None]:
+    """Suppress errors of the system but for a closed pipe."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 @contextlib.contextmanager

@@ -1,0 +1,77 @@
+"""What is printed is printed on any terminal, and what cannot be is told in one line: results are there by then."""
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from regard import cli
+from regard.runs.command_line import print_summary
+from regard.runs.progress import ProgressEvent, show_progress
+
+Printing = Callable[[], int]
+
+
+@pytest.fixture
+def printing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Printing:
+    """Run a command that prints a summary, and return its exit code."""
+    monkeypatch.setattr(cli.check, "run", lambda args: print_summary("2 tasks · größe", tmp_path))
+    return lambda: cli.main(["check", "run"])
+
+
+def test_signs_that_a_terminal_lacks_are_escaped(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert printing() == 0
+    assert raw.getvalue().startswith(rb"2 tasks \xb7 gr\xf6\xdfe")
+
+
+def test_a_pipe_that_is_closed_ends_the_command(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich ended it with code 1, by which `regard check` tells of forgetting."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert printing() == 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+def test_a_full_disk_below_the_output_is_one_line(
+    printing: Printing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        assert printing() == 2
+    assert capsys.readouterr().err == "regard check: standard output: No space left on device\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_run_goes_on_where_its_log_is_full(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour's run would end with the disk of its log, or as the terminal that it began on is gone."""
+    file = open("/dev/full", "w", encoding="utf-8", buffering=1)  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr(sys, "stderr", file)
+    monkeypatch.setenv("FORCE_COLOR" if is_terminal else "NO_COLOR", "1")
+    with show_progress() as on_progress:
+        on_progress(ProgressEvent(phase="training", note="a note", milestone=True))
+    os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
+    file.close()
+
+
+def test_an_argument_that_is_no_text_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check", "run\udcff"]) == 2
+    assert capsys.readouterr().err.startswith(r"regard: expected arguments in UTF-8, got 'run\udcff'; ")
+
+
+def test_an_error_of_the_system_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(args: object) -> None:
+        Path("/nowhere/file").read_text(encoding="utf-8")
+
+    monkeypatch.setattr(cli.check, "run", fail)
+    assert cli.main(["check", "run"]) == 2
+    assert capsys.readouterr().err == "regard check: /nowhere/file: No such file or directory\n"
