@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from regard.commands.learn.run import learn
 from regard.continual.methods import method_named
 from regard.continual.methods.baselines import Finetune
+from regard.continual.own_method import naming_own_code
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors
 from regard.errors import UserError
+from tests.commands.learn.learn_runs import FIELDS
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 SOURCE = """
@@ -104,6 +107,15 @@ class Mine(method.Method):
     "hook, problem",
     [
         ("def batches(self, learner, task, phase):\n        return []", r"Batches, .*; Mine.batches returned a list$"),
+        (
+            "def penalties(self, learner):\n        return learner.network.parameters",
+            "tensors .*; Mine.penalties returned a",
+        ),
+        ("def penalties(self, learner):\n        return [0.5]", "tensors .*; Mine.penalties has a float among them"),
+        (
+            "def phases(self, learner, task):\n        return learner.fine_tuning_phase()",
+            "Mine.phases returned a Train",
+        ),
         ("def loss(self, learner, network, rows):\n        return 3.0", "a tensor of one number .* got a float$"),
         ("def loss(self, learner, network, rows):\n        return network(rows)[:, 0]", r"got one of shape \(\d+,\)$"),
     ],
@@ -113,3 +125,16 @@ def test_hooks_that_return_something_else_are_refused(hook: str, problem: str, t
     own = method_named(written(tmp_path, source))()
     with pytest.raises(UserError, match=problem):
         run_stream(make_learner(stream(4), own, loaded(), BUDGET, seed=1), own)
+
+
+def test_an_error_in_a_hook_is_told_with_its_line(tmp_path: Path) -> None:
+    hook = "def penalties(self, learner):\n        yield learner.networks.norm()"
+    name = written(tmp_path, f"from regard.continual import method\n\n\nclass Mine(method.Method):\n    {hook}\n")
+    said = r"method: .*mine.py, line 6, in penalties: AttributeError: 'Learner' object has no attribute 'networks'"
+    with pytest.raises(UserError, match=said):
+        learn(stream(2), name, loaded(), seeds=[1], **{**FIELDS, "diagnostic_samples": 0})
+
+
+def test_errors_of_other_code_stay_as_they_are() -> None:
+    with pytest.raises(KeyError), naming_own_code():
+        raise KeyError("ours")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -149,6 +149,20 @@ class MethodState:
         self.tensors.update({name: value.to(device) for name, value in self.tensors.items()})
 
 
+Part = TypeVar("Part")
+
+
+def check_iterable(method: Method, hook: str, values: Any, what: str, kind: type[Part]) -> Iterator[Part]:
+    """Iterate over what a hook has returned. Raises UserError, which names the hook, unless these are of a kind."""
+    expected, name = f"{what} one after another, as in a tuple", f"{type(method).__name__}.{hook}"
+    if isinstance(values, Tensor) or not isinstance(values, Iterable):
+        raise UserError(f"method: expected {expected}; {name} returned a {type(values).__name__}")
+    for value in values:
+        if not isinstance(value, kind):
+            raise UserError(f"method: expected {expected}; {name} has a {type(value).__name__} among them")
+        yield value
+
+
 class Method:
     """Fine-tuning, task after task; other methods override some of its five hooks.
 
@@ -211,7 +225,7 @@ class Method:
         """Return the sum over rows of the cross-entropy over the classes of the row's task, and of the penalties."""
         loss = learner.cross_entropy(network(rows), rows)
         with torch.autocast(loss.device.type, enabled=False):
-            for penalty in self.penalties(learner):
+            for penalty in check_iterable(self, "penalties", self.penalties(learner), "tensors", Tensor):
                 loss = loss + (rows["labels"] != IGNORE_INDEX).sum() * penalty
         return loss
 

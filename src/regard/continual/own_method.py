@@ -4,6 +4,9 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +16,8 @@ from regard.errors import UserError, describe_error
 
 SEPARATOR = ".py:"
 """What a name has in it that says a file and a class: "method.py:Mine"."""
+_MODULE = "regard_own_"
+"""How the names of the modules begin that such files are run as."""
 
 
 def load_own_method(name: str) -> type[Method]:
@@ -36,6 +41,23 @@ def load_own_method(name: str) -> type[Method]:
     raise UserError(f"method: expected one of the subclasses of Method in {path} ({own or 'none'}), got {class_name!r}")
 
 
+@contextmanager
+def naming_own_code() -> Iterator[None]:
+    """Turn errors that come out of the code of a method of one's own into a UserError, which names file and line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        frames = [*traceback.walk_tb(error.__traceback__)]
+        own = [(frame, line) for frame, line in frames if str(frame.f_globals.get("__name__")).startswith(_MODULE)]
+        if not own:
+            raise
+        frame, line = own[-1]
+        place = f"{frame.f_code.co_filename}, line {line}, in {frame.f_code.co_name}"
+        raise UserError(f"method: {place}: {type(error).__name__}: {describe_error(error)}") from error
+
+
 def _check_signatures(found: type[Method], path: str) -> None:
     """Raise a UserError if a function of the class cannot be called as that of `Method` whose place it takes."""
     own = found.__mro__[: found.__mro__.index(Method)]
@@ -56,7 +78,7 @@ def _check_signatures(found: type[Method], path: str) -> None:
 @cache
 def _run_file(path: str, sha256: str) -> ModuleType:
     """Run a file as a module whose name has the hash of its content."""
-    spec = importlib.util.spec_from_file_location(f"regard_own_{Path(path).stem}_{sha256[:16]}", path)
+    spec = importlib.util.spec_from_file_location(f"{_MODULE}{Path(path).stem}_{sha256[:16]}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

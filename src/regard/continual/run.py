@@ -19,7 +19,7 @@ from regard.continual.earlier_tasks import EarlierTasks
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, Row, check_lengths, encode_stream
 from regard.continual.learnt_answers import compare_with_learnt
-from regard.continual.method import Method
+from regard.continual.method import Method, check_iterable
 from regard.continual.run_state import LEARNT, ProgressEvent, RunState, restore_state, save
 from regard.continual.scoring import score_task
 from regard.continual.text_learner import make_text_learner
@@ -212,7 +212,8 @@ def _train(
         assert on_progress is not None, "no report without a listener"
         on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
 
-    for index, phase in enumerate(method.phases(learner, learner.task)):
+    phases = method.phases(learner, learner.task)
+    for index, phase in enumerate(check_iterable(method, "phases", phases, "TrainingPhases", TrainingPhase)):
         batches: Any = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
         if not isinstance(batches, Batches):
             got = f"{type(method).__name__}.batches returned a {type(batches).__name__}"

@@ -28,7 +28,7 @@ from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.work_dir import lock_dir
 from tests.commands.learn import learned
-from tests.commands.sweep.sweeping import FAKE, counted, until
+from tests.commands.sweep.sweeping import FAKE, Fake, counted, until
 from tests.processes import started
 
 ROOT = Path(__file__).parents[3]
@@ -466,6 +466,33 @@ def test_an_encoder_does_not_learn_to_answer_in_a_sweep(tiny: Callable[..., Path
     with pytest.raises(UserError, match=r"model: expected one that writes text, got '.*', an encoder"):
         sweep("learn", {"learning_rate": [0.1, 0.2]}, out=tmp_path / "out", config=settings, num_seeds=1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("settings", [{"stream": "superni"}, {"stream": "long-sequence", "task_type": "generation"}])
+def test_an_encoder_does_not_learn_to_answer_a_published_stream(
+    settings: dict[str, str], tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    fields = {**settings, "model": str(tiny("bert"))}
+    with pytest.raises(UserError, match=r"model: expected one that writes text, got '.*', an encoder"):
+        sweep("learn", {"learning_rate": [0.1, 0.2]}, out=tmp_path / "out", config=fields, num_seeds=1)
+
+
+def test_a_finished_sweep_needs_no_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What its trials were logged with may be gone since."""
+
+    def refuse(names: list[str], folder: Path) -> None:
+        if names:
+            raise UserError("trackers: expected none")
+
+    monkeypatch.setattr("regard.commands.sweep.run.check_trackers", refuse)
+    complete = Fake.complete
+    monkeypatch.setattr(Fake, "complete", lambda self, fields: {**complete(self, fields), "trackers": ["gone"]})
+    monkeypatch.setattr(Fake, "is_finished", lambda self, folder, fields: False)
+    with pytest.raises(UserError, match="trackers: expected none"):
+        swept(tmp_path, {"rate": [1.0]})
+    monkeypatch.setattr(Fake, "is_finished", lambda self, folder, fields: True)
+    monkeypatch.setattr(Fake, "final_metrics", lambda self, folder: {"valid_loss": 1.0})
+    assert len(swept(tmp_path / "out", {"rate": [1.0]}).table) == 1
 
 
 def test_a_path_that_is_varied_is_named_as_a_text_is(tmp_path: Path) -> None:

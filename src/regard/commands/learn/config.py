@@ -270,11 +270,13 @@ class LearnConfig(Config):
     def make_method(self) -> Method:
         """Return the method with its settings. Raises UserError."""
         from regard.continual.methods import method_named
+        from regard.continual.own_method import naming_own_code
 
         method_class, settings = method_named(self.method), dict(map(_pair, self.set))
         if settings and not fields(method_class.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(settings))}")
-        return method_class(method_class.Config.parse(settings))
+        with naming_own_code():
+            return method_class(method_class.Config.parse(settings))
 
     def read(self, folder: str | None = None) -> Stream:
         """Read the stream; a published one from `data` or else `folder`. Raises UserError."""
@@ -330,6 +332,7 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     """
     from regard.continual.method import suggest_name
     from regard.continual.methods import method_named
+    from regard.continual.own_method import naming_own_code
 
     names = [name.strip() for name in config.method.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
@@ -345,7 +348,8 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     for name, settings in settings_by_method.items():
         values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
         configs.append(replace(config, method=name, set=values))
-        head = configs[-1].make_method().head  # which checks the settings
+        with naming_own_code():
+            head = configs[-1].make_method().head  # which checks the settings
         if config.head == "labels" and head != "linear":
             raise UserError(f"head: expected method with {name}, whose own head is {head}, got {config.head!r}")
     return configs

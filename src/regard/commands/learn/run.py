@@ -20,6 +20,7 @@ from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
 from regard.continual.learner import Row
+from regard.continual.own_method import naming_own_code
 from regard.continual.run_state import ProgressEvent
 from regard.continual.scoring import warn_of_labels_alike
 from regard.continual.text_lengths import fit_length
@@ -56,6 +57,7 @@ STREAM_FIELDS = (
 
 @shown_in_notebook(describe_progress)
 @describe_options(LearnConfig)
+@naming_own_code()
 def learn(  # noqa: D417 - the options are described in the configuration
     stream: str | Stream | LearnConfig = "stdlib-split",
     method: str | Sequence[str] | None = None,

@@ -158,8 +158,9 @@ def sweep(
         raise UserError(f"retries: expected at least 0, got {retries}")
     engine = make_launcher(launcher, address=address, workers=workers, gpus=gpus)
     if launcher == "local":
-        check_trackers([name for trial in trials for name in trial.fields.get("trackers") or ()], folder)
-        command.check_models([trial.fields for trial in trials if not command.is_finished(trial.folder, trial.fields)])
+        left = [trial.fields for trial in trials if not command.is_finished(trial.folder, trial.fields)]
+        check_trackers([name for fields_left in left for name in fields_left.get("trackers") or ()], folder)
+        command.check_models(left)
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
         state = SweepState.open(folder, command.name, command.config.newer_defaults())
