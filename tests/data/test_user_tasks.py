@@ -765,6 +765,15 @@ def test_whole_numbers_written_as_floats_are_whole_numbers(tmp_path: Path, suffi
     assert read_stream(write(tmp_path / f"a{suffix}", rows)).classes == ("a/0", "a/1", "b/0", "b/1")
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_numbers_of_many_digits_are_whole_numbers(tmp_path: Path, suffix: str) -> None:
+    """Keys of a database, or hashes, have 19 digits and more."""
+    first = 2**63 - 2
+    rows = [{"task": task, "text": f"{task} {at}", "label": first + at % 2} for task in "ab" for at in range(40)]
+    classes = read_stream(write(tmp_path / f"a{suffix}", rows)).classes
+    assert classes == tuple(f"{task}/{first + at}" for task in "ab" for at in range(2))
+
+
 @pytest.mark.filterwarnings("ignore:stream. labels of .* are decimal numbers")
 def test_names_that_look_like_numbers_are_names(tmp_path: Path) -> None:
     rows = [{"task": task, "text": f"{task} {at}", "label": f"{at % 3 / 2}"} for task in "ab" for at in range(60)]
@@ -862,3 +871,14 @@ def test_conversations_are_refused_with_the_column_for_them(tmp_path: Path) -> N
     rows = [{"task": "chat", "messages": [{"role": "user", "content": "a"}]}]
     with pytest.raises(UserError, match=r"found task, messages; write conversations as text in a column 'prompt'"):
         read_stream(write(tmp_path / "talks.jsonl", rows))
+
+
+@pytest.mark.parametrize("column", ["prompt", "input"])
+def test_texts_in_two_columns_are_told_of(tmp_path: Path, column: str) -> None:
+    rows = [{**row, column: f"Which? {row['text']}"} for row in records("t")]
+    path = write(tmp_path / "two.jsonl", rows)
+    with pytest.warns(UserWarning, match=f"two.jsonl: texts are read from the column 'text', not from '{column}';"):
+        (task,) = read_stream(path).tasks
+    assert isinstance(task, ClassificationTask)
+    assert all(text.startswith("t ") for (text,) in task.train.texts)
+    read_stream(write(tmp_path / "empty.jsonl", [{**row, column: ""} for row in rows]))

@@ -20,7 +20,8 @@ from regard.data.splits import DEV_FRACTION, clean_splits, compare_splits, sampl
 from regard.data.stream import METRICS, Metric, Protocol, Stream, check_order
 from regard.data.stream_catalog import STREAMS, StreamSpec
 from regard.data.tables import is_table, list_suffixes
-from regard.data.user_tasks import INSTRUCTION, read_user_tasks
+from regard.data.user_rows import INSTRUCTION
+from regard.data.user_tasks import read_user_tasks
 from regard.errors import UserError, check_choice, check_int
 
 MissingTasks = Literal["refuse", "skip"]

@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
@@ -12,7 +12,6 @@ from regard.data.files import describe_file
 from regard.data.instructions import format_prompt
 from regard.data.missing_values import (
     MissingValues,
-    blank_no_numbers,
     find_complete,
     find_gaps,
     is_doubtful,
@@ -23,51 +22,26 @@ from regard.data.missing_values import (
     warn_of_class,
 )
 from regard.data.names_alike import warn_of_names_alike
-from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, TextKey
+from regard.data.rows import LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
+from regard.data.user_rows import (
+    PAIR,
+    PROMPT,
+    Record,
+    UserColumns,
+    UserRow,
+    find_columns,
+    parse_name,
+    read_located,
+    read_rows,
+)
 from regard.errors import UserError, warn_user
 
 SPLIT_NAMES = {"train": "train", "dev": "dev", "validation": "dev", "valid": "dev", "val": "dev", "test": "test"}
 """What a column or a file may call a split, and which split it is."""
 USER_FRACTIONS = (0.1, 0.2)  # fractions of each class for dev and test in a table without splits
-INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
-"""What a column of instructions, and one of free answers, may be called."""
-TEXT, OUTPUT = "text", ("output", "response", "completion")
-"""The column of texts, and what one of free answers may be called besides where there are no labels."""
-_INPUT, _PROMPT = "input", "prompt"  # columns of texts, and of whole prompts, where there is no `TEXT`
-_PAIR = "text_pair"
-_WHOLE_NUMBER = re.compile(r"-?\d{1,18}(\.0+)?")  # pandas writes a column of integers with a gap as floats
-
-
-class _Record(NamedTuple):
-    """One row as written, by column, and where it is."""
-
-    values: dict[str, Any]
-    location: str
-
-
-class _UserRow(NamedTuple):
-    """One row as read; `answers` are those of a text-to-text row."""
-
-    texts: tuple[str, ...]
-    label: str
-    instruction: str
-    answers: tuple[str, ...]
-    location: str
-
-
-class _Columns(NamedTuple):
-    """Which columns are read, None without one, and whether the tasks are text to text."""
-
-    text: str
-    instruction: str | None
-    answer: str | None
-    is_text: bool
-
-    def may_lack_text(self, values: Mapping[str, Any]) -> bool:
-        """Whether a row is complete without texts: in a text-to-text task an instruction often says all."""
-        return self.is_text and not is_nothing(values.get(self.instruction or "")) and is_nothing(values.get(_PAIR))
+_WHOLE_NUMBER = re.compile(r"-?\d{1,4000}(\.0+)?")  # with .0 as pandas writes a column with a gap; int takes no more
 
 
 def read_user_tasks(
@@ -93,21 +67,21 @@ def read_user_tasks(
     """
     if path.is_dir():
         return _read_folder(path, task_type, missing_values)
-    every = _read_records(path)
-    columns = _find_columns(every, task_type, str(path))
+    every = read_located(path)
+    columns = find_columns(every, task_type, str(path))
     has_splits = any("split" in record.values for record in every)
     places = [_place_record(record, has_splits) for record in every]
     marked, unpaired = _find_marked(every, columns, missing_values, places), _find_unpaired(every, columns, places)
     records = _drop_incomplete(every, columns, path, missing_values, marked, unpaired)
-    tasks: dict[str, dict[str, list[_UserRow]]] = {}
+    tasks: dict[str, dict[str, list[UserRow]]] = {}
     only_task = None if any("task" in record.values for record in records) else path.name.lstrip(".").partition(".")[0]
-    read = _read_rows(records, columns, path, () if only_task is not None else ("task",))
+    read = read_rows(records, columns, path, () if only_task is not None else ("task",))
     if only_task is not None:
         warn_user(f"stream: {path} has no column 'task': its rows are one task, {only_task!r}")
     for row, record in zip(read, records, strict=True):
         name = only_task
         if name is None:
-            name = _parse_name(record.values["task"], f"the name of a task in {record.location}")
+            name = parse_name(record.values["task"], f"the name of a task in {record.location}")
         split = _find_split(record) if has_splits else "all"
         if split is None:
             got = record.values.get("split")
@@ -127,13 +101,13 @@ def read_user_tasks(
 
 
 def _drop_incomplete(
-    records: list[_Record],
-    columns: _Columns,
+    records: list[Record],
+    columns: UserColumns,
     path: Path,
     missing_values: MissingValues,
     marked: Collection[str],
     unpaired: Collection[str],
-) -> list[_Record]:
+) -> list[Record]:
     """Drop rows without a label or a text, or refuse them.
 
     `marked` are the locations of those whose label is none, `unpaired` those of rows that lack the second text.
@@ -146,25 +120,25 @@ def _drop_incomplete(
     at = {index for index, record in enumerate(records) if record.location in marked}
     may_lack = {
         columns.text: {index for index, record in enumerate(records) if columns.may_lack_text(record.values)},
-        _PAIR: {index for index, record in enumerate(records) if record.location not in unpaired},
+        PAIR: {index for index, record in enumerate(records) if record.location not in unpaired},
     }
-    texts = [columns.text, *([_PAIR] if unpaired else [])]
+    texts = [columns.text, *([PAIR] if unpaired else [])]
     complete = find_complete(rows, columns.answer or "label", texts, path, tables.STREAM, at, may_lack)
     return [records[index] for index in complete]
 
 
-def _place_record(record: _Record, has_splits: bool) -> tuple[str, bool]:
+def _place_record(record: Record, has_splits: bool) -> tuple[str, bool]:
     """Return the task of a row in a table, and whether it is trained on, or may be."""
     return str(record.values.get("task")).strip(), not has_splits or _find_split(record) == "train"
 
 
-def _find_split(record: _Record) -> str | None:
+def _find_split(record: Record) -> str | None:
     """Return the split of a row in a table, whatever the case of its name; None for one that is none."""
     return SPLIT_NAMES.get(str(record.values.get("split")).strip().lower())
 
 
 def _find_marked(
-    records: Sequence[_Record], columns: _Columns, missing_values: MissingValues, places: Sequence[tuple[str, bool]]
+    records: Sequence[Record], columns: UserColumns, missing_values: MissingValues, places: Sequence[tuple[str, bool]]
 ) -> set[str]:
     """Return the locations of rows whose label −1 is none; `places` are their tasks and whether they are trained on."""
     if columns.answer is not None:
@@ -182,13 +156,13 @@ def _find_marked(
     }
 
 
-def _find_unpaired(records: Sequence[_Record], columns: _Columns, places: Sequence[tuple[str, bool]]) -> set[str]:
+def _find_unpaired(records: Sequence[Record], columns: UserColumns, places: Sequence[tuple[str, bool]]) -> set[str]:
     """Return the locations of rows without a second text in tasks of classification where most rows have one."""
-    second = [] if columns.is_text else [record.values.get(_PAIR) for record in records]
+    second = [] if columns.is_text else [record.values.get(PAIR) for record in records]
     return {records[index].location for index in find_gaps(second, [task for task, _ in places])}
 
 
-def _count_left_out(every: Sequence[_Record], kept: Sequence[_Record], only_task: str | None) -> Counter[str]:
+def _count_left_out(every: Sequence[Record], kept: Sequence[Record], only_task: str | None) -> Counter[str]:
     """Return how many rows of each task were left out; those without a task are of none ("")."""
     locations = {record.location for record in kept}
     left_out = [record.values.get("task") for record in every if record.location not in locations]
@@ -209,9 +183,9 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         splits = ", ".join(name for name in names if name.split(".")[0].lower() in SPLIT_NAMES)
         instead = f"put {splits} into {path}/TASK" if splits else "there is none"
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; {instead}")
-    records = {file: _read_records(file) for files in files_by_task.values() for file in files.values()}
+    records = {file: read_located(file) for files in files_by_task.values() for file in files.values()}
     every = [record for rows in records.values() for record in rows]
-    columns = _find_columns(every, task_type, str(path))
+    columns = find_columns(every, task_type, str(path))
     named = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
     places = [named[file] for file, rows in records.items() for _ in rows]
     marked, unpaired = _find_marked(every, columns, missing_values, places), _find_unpaired(every, columns, places)
@@ -221,7 +195,7 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
     return [
         _make_task(
             name,
-            {split: _read_rows(complete[file], columns, file) for split, file in files.items()},
+            {split: read_rows(complete[file], columns, file) for split, file in files.items()},
             describe_file(path / name),
             columns,
             left_out=sum(len(records[file]) - len(complete[file]) for file in files.values()),
@@ -246,28 +220,11 @@ def _find_split_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _find_columns(records: Sequence[_Record], task_type: TaskType | None, name: str) -> _Columns:
-    """Find the columns of instructions and answers; tasks without any label are text to text."""
-    names = {column for record in records for column in record.values}
-    found = {choices: [choice for choice in choices if choice in names] for choices in (INSTRUCTION, ANSWER)}
-    if not found[ANSWER] and "label" not in names:
-        found[ANSWER] = [choice for choice in OUTPUT if choice in names]
-    is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
-    text = next((one for one in (TEXT, _INPUT, _PROMPT) if one in names), TEXT)
-    around = [*found[INSTRUCTION], *([_PROMPT, *names & {_PAIR}] if is_text and text == _PROMPT else [])]
-    for several in (around, found[ANSWER] if is_text else []):
-        if len(several) > 1:
-            columns, all_of_them = " and ".join(several), "both" if len(several) == 2 else "all"
-            raise UserError(f"stream: expected one of the columns {columns} in {name}, found {all_of_them}")
-    instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
-    return _Columns(text, instruction, answer if is_text else None, is_text)
-
-
 def _make_task(
     name: str,
-    by_split: Mapping[str, Sequence[_UserRow]],
+    by_split: Mapping[str, Sequence[UserRow]],
     source: str,
-    columns: _Columns,
+    columns: UserColumns,
     division: tuple[int, Path] | None = None,
     *,
     left_out: int = 0,
@@ -318,83 +275,11 @@ def _make_task(
     )
 
 
-def _prepare_row(row: _UserRow, columns: _Columns, *, in_key: bool) -> LabeledRow:
+def _prepare_row(row: UserRow, columns: UserColumns, *, in_key: bool) -> LabeledRow:
     """Put the instruction before the texts; it identifies the row as well if the task has several."""
     key, text = TextKey.of((row.instruction, *row.texts) if in_key else row.texts), " ".join(row.texts)
     texts = (row.instruction, text) if row.instruction else row.texts
     if columns.is_text:
         definition, text = (row.instruction, text) if text.strip() else ("", row.instruction)
-        texts = (text if columns.text == _PROMPT else format_prompt(LONG_SEQUENCE, definition, text),)
+        texts = (text if columns.text == PROMPT else format_prompt(LONG_SEQUENCE, definition, text),)
     return LabeledRow(texts, row.label, key, row.answers)
-
-
-def _read_records(path: Path) -> list[_Record]:
-    unit = tables.row_unit(path)
-    records = blank_no_numbers(list(tables.read_records(path, tables.STREAM)), "label", path, tables.STREAM)
-    rows = [_Record(values, f"{path}, {unit} {number}") for number, values in records]
-    if not rows:
-        raise UserError(f"stream: expected rows in {path}, found none")
-    return rows
-
-
-def _read_rows(
-    records: Sequence[_Record], columns: _Columns, path: Path, extra_columns: tuple[str, ...] = ()
-) -> list[_UserRow]:
-    rows = []
-    for values, location in records:
-        may_be_blank = columns.may_lack_text(values)
-        required = (*extra_columns, *(() if may_be_blank else (columns.text,)), columns.answer or "label")
-        tables.check_columns(required, values, location, tables.STREAM)
-        answers: tuple[str, ...] = ()
-        if columns.answer is None:
-            label = _parse_name(undo_float(values["label"]), f"a string or a whole number as label in {location}")
-            answers = (label,) if columns.is_text else ()
-        else:
-            label, answers = FREE_ANSWER, _parse_answers(values[columns.answer], columns.answer, location)
-        instruction = _parse_instruction(values, columns.instruction, location)
-        texts = _parse_texts(values, columns.text, location, may_be_blank=may_be_blank)
-        rows.append(_UserRow(texts, label, instruction, answers, location))
-    if all(_is_number(row.texts[0]) for row in rows):
-        raise UserError(f"stream: expected text in the column '{columns.text}' of {path}, got numbers alone")
-    return rows
-
-
-def _parse_texts(values: Mapping[str, Any], text: str, location: str, *, may_be_blank: bool) -> tuple[str, ...]:
-    """Return one text or two; a text_pair that is null or blank is none."""
-    if may_be_blank and is_nothing(values.get(text)):
-        return ("",)
-    for column in (columns := [text] if is_nothing(values.get(_PAIR)) else [text, _PAIR]):
-        if not isinstance(values[column], str) or not values[column].strip():
-            raise UserError(f"stream: expected text in the column '{column}' of {location}, got {values[column]!r}")
-    return tuple(values[column] for column in columns)
-
-
-def _parse_instruction(values: Mapping[str, Any], column: str | None, location: str) -> str:
-    """Return the instruction, empty without one."""
-    value = "" if column is None or is_nothing(values.get(column)) else values[column]
-    if not isinstance(value, str):
-        raise UserError(f"stream: expected text in the column '{column}' of {location}, got {value!r}")
-    return value.strip()
-
-
-def _parse_answers(value: Any, column: str, location: str) -> tuple[str, ...]:
-    """Return the correct answers, of which the first is trained on; one or a list."""
-    answers = value if isinstance(value, list) and value else [value]
-    expected = f"an answer or a list of answers in the column '{column}' of {location}"
-    return tuple(_parse_name(answer, expected) for answer in answers)
-
-
-def _parse_name(value: Any, expected: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)) or not str(value).strip():
-        kinds = {float: "; regression is not served", list: "; several labels of a row are not served"}
-        why = kinds.get(type(value), "") if " as label " in expected else ""
-        raise UserError(f"stream: expected {expected}, got {value!r}{why}")
-    return str(value).strip()
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
