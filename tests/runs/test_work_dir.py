@@ -284,6 +284,17 @@ with open_work_dir(sys.argv[1], command="test", parts=()) as work:
 """
 
 
+def test_two_ways_to_write_a_path_are_one() -> None:
+    before = {"config": {"model": "./x", "text": ["a/b.txt"], "seed": 1, "none": ""}, "data": {"./a/b.txt": "hash"}}
+    now = {"config": {"model": "x", "text": ["./a//b.txt"], "seed": 1, "none": ""}, "data": {"a/b.txt": "hash"}}
+    check_same_identity(before, now)
+    check_same_identity(now, before)
+    with pytest.raises(UserError, match=r"config.model was \"./x\" when the run started and is \"y\" now"):
+        check_same_identity(before, {**now, "config": {**now["config"], "model": "y"}})
+    with pytest.raises(UserError, match=r"data.a/b.txt was"):
+        check_same_identity(before, {**now, "data": {"a/b.txt": "other"}})
+
+
 def test_a_folder_at_work_is_refused_and_says_who_works_there(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with started(["-c", HOLDING, str(tmp_path / "w")], environment) as holder:

@@ -269,11 +269,14 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
 
 
 def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference."""
+    """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference.
+
+    Two ways to write a path (./x and x) are none: what is read from it has a hash in the identity.
+    """
     was, is_now = _flatten(before), _flatten(now)
     for name in sorted({*was, *is_now}):
         values = was.get(name), is_now.get(name)
-        if values[0] != values[1]:
+        if _without_spelling(values[0]) != _without_spelling(values[1]):
             change = "was {} when the run started and is {} now".format(*map(_shorten, values))
             if all(isinstance(value, str) and _HASH.fullmatch(value) for value in values):
                 change = "has changed since the run started: its SHA-256 is another"
@@ -357,8 +360,15 @@ def _flatten(value: Any, name: str = "") -> dict[str, Any]:
         value = {str(index): part for index, part in enumerate(value)}
     if not isinstance(value, Mapping):
         return {name: value}
-    parts = [_flatten(inner, f"{name}.{part}".strip(".")) for part, inner in value.items()]
+    parts = [_flatten(inner, f"{name}.{_without_spelling(part)}".strip(".")) for part, inner in value.items()]
     return {key: leaf for leaves in parts for key, leaf in leaves.items()}
+
+
+def _without_spelling(value: Any) -> Any:
+    """Return a text, or those of a list, as the shortest way to write the path that it may be."""
+    if isinstance(value, list):
+        return [_without_spelling(part) for part in value]
+    return os.path.normpath(value) if isinstance(value, str) and value else value
 
 
 def _shorten(value: Any) -> str:
