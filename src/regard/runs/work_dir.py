@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 LOG_MARK = ".regard-logs"
 """What shows that a folder of trackers' files is of a run, which may delete it."""
 SCHEMA_VERSION = 1
+ONE_RUN = threading.RLock()
+"""Held by a run: the random state of PyTorch, and what Accelerate keeps, are of the process, not of a thread."""
 _HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -164,39 +167,40 @@ def open_work_dir(
 
     `folder` need not exist; None is for a temporary one. `parts` are names, or patterns, of the entries that the run
     makes there and can go on with, `products` of the others; `journal_alone`: it needs none of them beside its journal.
-    With `resume` it goes on with what an earlier one has left, if anything. Raises UserError if the folder holds
-    something else, or another process works in it.
+    With `resume` it goes on with what an earlier one has left, if anything. Runs of other threads wait until this one
+    has ended. Raises UserError if the folder holds something else, or another process works in it.
     """
-    if folder is None:
-        if resume:
-            raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
-        with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
-            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products), journal_alone)
-        return
-    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products), journal_alone)
-    with contextlib.ExitStack() as stack:
-        with raise_on_all_ranks(), readable_errors(work.folder):
-            check_work_dir(work.folder, command)
-            path = work.folder.absolute()
-            new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-            stack.enter_context(lock_dir(work.folder, command))
-            if is_main_process():
-                work.settle()  # what a process left that was killed
+    with ONE_RUN:
+        if folder is None:
+            if resume:
+                raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
+            with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
+                yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products), journal_alone)
+            return
+        work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products), journal_alone)
+        with contextlib.ExitStack() as stack:
+            with raise_on_all_ranks(), readable_errors(work.folder):
                 check_work_dir(work.folder, command)
-        try:
-            yield work
-        except BaseException:
+                path = work.folder.absolute()
+                new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+                stack.enter_context(lock_dir(work.folder, command))
+                if is_main_process():
+                    work.settle()  # what a process left that was killed
+                    check_work_dir(work.folder, command)
+            try:
+                yield work
+            except BaseException:
+                if is_main_process():
+                    with readable_errors(work.folder):
+                        work.undo()
+                    _remove_empty(new_folders)
+                raise
             if is_main_process():
                 with readable_errors(work.folder):
-                    work.undo()
-                _remove_empty(new_folders)
-            raise
-        if is_main_process():
-            with readable_errors(work.folder):
-                _delete(work.folder / PREVIOUS)
-                if not keep:
-                    work.clear()
-                    _remove_empty(new_folders)
+                    _delete(work.folder / PREVIOUS)
+                    if not keep:
+                        work.clear()
+                        _remove_empty(new_folders)
 
 
 def find_log_dir(folder: str | Path | None, *, resume: bool) -> Path | None:
