@@ -89,7 +89,7 @@ class _Unfailing:
 
     def write(self, text: str) -> int:
         with _dropping():
-            return self._file.write(text)
+            self._file.write(text)
         return len(text)
 
     def flush(self) -> None:
