@@ -383,7 +383,7 @@ def told(value: Any) -> str:
 
 def test_every_name_of_an_output_projection_is_listed() -> None:
     text = (ROOT / "docs" / "measure.md").read_text(encoding="utf-8")
-    paragraph = next(part for part in text.split("\n\n") if "need the output projection" in part)
+    paragraph = " ".join(next(part for part in text.split("\n\n") if "need the output projection" in part).split())
     assert re.findall(r"`(\w+)`", paragraph.partition("whose name is one of")[2]) == list(NAMES)
 
 
