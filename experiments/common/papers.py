@@ -73,10 +73,10 @@ def claims_page(verdicts: dict[str, list[Verdict]], papers: Sequence[Paper]) -> 
     for paper in papers:
         groups = group_verdicts(verdicts[paper.name])
         lines = [
-            (claim.source, claim.text, claim.published, _command(paper, claim), _verdict(group))
+            (claim.source, f"{claim.text}{_command(claim)}", claim.published, _verdict(group))
             for claim, group in groups.items()
         ]
-        head = ("source", "claim", "published", "command", "verdict")
+        head = ("source", "claim", "published", "verdict")
         main = (
             f"Commands are `{paper.command}` unless named. Results: [{PAGES[paper.name]}.md]({PAGES[paper.name]}.md)."
         )
@@ -93,8 +93,9 @@ def claims_page(verdicts: dict[str, list[Verdict]], papers: Sequence[Paper]) -> 
 PAGES = {"papa": "papa", "prescale": "prescaling", "sapt": "sapt", "sinks": "sinks"}
 
 
-def _command(paper: Paper, claim: Claim[Any]) -> str:
-    return f"`{claim.command}`" if claim.command else ""
+def _command(claim: Claim[Any]) -> str:
+    """Return the command of a claim that is not that of its paper."""
+    return f" (`{claim.command}`)" if claim.command else ""
 
 
 def _verdict(group: Sequence[Verdict]) -> str:

@@ -21,17 +21,13 @@ INTRODUCTION = """\
 
 Every model type of Transformers, tiny and with random weights: its own eager attention against a forward that Regard
 watches. Made by `make hosts`. [The table](results/models.csv) has each type's class, largest difference, sites, checks
-and notes.
+and notes. Every type of the table that this page does not name is exact.
 
-* **exact**: outputs differ by at most 1e-4 of the largest entry. Where the model returns its attention weights, the
-  mean weight of every key differs by at most 1e-4 (*weights*: yes). Compared are a plain batch, one with padding
-  and, for causal language models, a step with a cache, wherever the model itself can do it.
-  Models that read images or sounds beside text are compared with these as well, and models of images or sounds with a
-  mask of them, where inputs that fit are known (*checks*). Where Regard refuses these alone, or padding, the row stays
-  exact.
-  Some models differ from their own eager attention when they use SDPA; those are compared with SDPA.
-  Causal models must have the site `decoder`, masked ones `encoder`, encoder–decoders both.
-  The verification of `watching` is run as well: an exact model that it refuses is silent.
+* **exact**: outputs differ by at most 1e-4 of the largest entry; so does the mean weight of every key, where the model
+  returns its weights (*weights*: yes), and `watching`'s own verification passes. Compared are a plain batch and,
+  wherever the model can do it, one with padding, a step with a cache, and images or sounds (*checks*): with its own
+  eager attention, or with SDPA where the two differ. Causal models must have the site `decoder`, masked ones `encoder`,
+  encoder–decoders both.
 * **refused**: Regard raises one `UserError`.
 * **not buildable**: no small model could be made, or no input for it, for the reason given.
 * **silent**: a difference without an error. **error**: an error other than `UserError`.
@@ -45,19 +41,18 @@ def make_files(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
 
 
 def _make_page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the page: counts, then by kind the names of what is exact and why others are refused."""
+    """Return the page: counts, then by kind why types are not exact, or exact in part alone."""
     parts = [INTRODUCTION, _summary(rows), _count_causal(rows)]
     for kind in KINDS:
         by_state = {state: [row for row in rows if (row["kind"], row["state"]) == (kind, state)] for state in STATES}
         if not any(by_state.values()):
             continue
-        parts.append(f"## {kind.capitalize()}\n")
+        title = len(parts)
         for state, selected in by_state.items():
             reasons: dict[str, list[str]] = {}
-            for row in selected:
-                reason = "" if state == "exact" else _shorten(str(row.get("why", "")))
-                reasons.setdefault(reason, []).append(f"`{row['type']}`")
-            lines = [f"{', '.join(names)}{reason and f': {reason}'}" for reason, names in reasons.items()]
+            for row in selected if state != "exact" else ():
+                reasons.setdefault(_shorten(str(row.get("why", ""))), []).append(f"`{row['type']}`")
+            lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
             if lines:
                 parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
         names = [f"`{row['type']}`" for row in by_state["exact"] if "padded: cannot " in row.get("why", "")]
@@ -74,6 +69,8 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
                 "Exact, beside attention in no stack of layers, which is not observed and of which `measure` warns"
             )
             parts.append(wrap(f"{outside}: {', '.join(names)}.") + "\n")
+        if len(parts) > title:
+            parts.insert(title, f"## {kind.capitalize()}\n")
     return "\n".join(parts)
 
 

@@ -13,7 +13,7 @@ from experiments.common.comparison import mean_of, where
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
 from experiments.routing.ceiling import ENCODER_RATES, EPOCHS, EPOCHS_OF, FOLDS, LINEAR, TUNED
-from experiments.routing.reach import AIMS, describe_gains, describe_mixed_up, describe_reach, reach_table
+from experiments.routing.reach import AIMS, describe_gains, describe_mixed_up, reach_table
 from experiments.routing.routers import DEFAULT
 from experiments.routing.run import BUDGETS, JOINT, LEARNT, REPLAY, ROWS, SAPT
 from experiments.routing.streams import ANSWER_WORDS, PLAIN, STREAMS, TRAINED
@@ -26,6 +26,8 @@ BEGUN = ("long", "mixed", "instructed")
 """Streams on which it was measured where an adapter should begin."""
 SCORES_SHOWN = ("stream", "row", "runs", "AP", "F.Ra", "own weight", "routed right", "kept")
 ROUTERS_SHOWN = ("stream", "router", "seeds", "own weight", "routed right", "same source")
+RULES_SHOWN = ("rule", "stream", "mean", "verdict")
+REACH_SHOWN = ("stream", "aim", "better ceiling", "its value", "mean", "aim is", "router's share")
 """Columns that the page shows."""
 LEAST = 4
 """Tasks that the page names: those with the least own weight."""
@@ -103,33 +105,32 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "Does `sapt` know whose task a text is when no instruction says so, and does it then forget less than "
             "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
             f"frozen model, which is not trained; `sapt, learnt router` has the router that the paper trains, on the "
-            f"maxima of the input embeddings ({learnt}). A new adapter begins where the loss is least: the rule was "
-            f"that its mean AP over {join_words(BEGUN)} is above that of adapters begun at nothing, and on none more "
-            f"than 1 below; the differences are {describe_begun(tables)}.",
+            f"maxima of the input embeddings ({learnt}).",
             describe_answer(tables, rules),
             "## Rules, fixed before the runs",
-            rules,
+            rules.select(RULES_SHOWN),
             "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
             f"and does not if the whole interval is beyond it; else it *{UNDECIDED}*. Runs are paired by seed, which "
-            f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)} A seed repeats a router, but "
-            "scores only on one kind of processor: `joint` in `mixed`, repeated on another by the same code, differed "
-            "by some points of AP.",
+            f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)} A seed repeats scores on one "
+            "kind of processor only: on another, `joint` in `mixed` differed by some points of AP.",
+            f"A new adapter begins where the loss is least: the rule was that its mean AP over {join_words(BEGUN)} is "
+            "above that of adapters begun at nothing, and on none more than 1 below; the differences are "
+            f"{describe_begun(tables)}.",
             "## Whole runs",
             scores.select(SCORES_SHOWN),
             "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
             "named; F.Ra: loss since each task's best. Own weight: mean weight of a task's own adapter over its test "
             "rows; routed right: test rows whose largest weight is that. Kept: what a method keeps besides the model, "
-            "MiB and texts. Means over seeds ± half the 95 % interval. The file below also has the AP among a task's "
-            "own labels and the seconds of a run.",
+            "MiB and texts. Means over seeds ± half the 95 % interval.",
             describe_least(tables),
             "## Routers alone",
             routers.select(ROUTERS_SHOWN),
             "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
             "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
             "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
-            "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory); the "
-            "training of adapters, which goes on teaching them, is left out. The file below also has seconds. More "
-            "routers in closed form: [routers.md](routers.md).",
+            "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory), "
+            "without the training of adapters, which goes on teaching them. More routers in closed form: "
+            "[routers.md](routers.md).",
             *describe_ceilings(tables, reach),
             "## Setting",
             describe_setting(tables),
@@ -237,25 +238,23 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
         return []
     return [
         "## Is the aim within reach?",
-        f"*{LINEAR.capitalize()}* and *{TUNED.removeprefix('all tasks at once, ')}*, above, are references that no "
+        f"*{LINEAR.capitalize()}* and *{TUNED.removeprefix('all tasks at once, ')}*, above, are ceilings that no "
         "continual method may use: classifiers of tasks that see the training rows of all tasks at once. The linear "
-        "one reads the vectors of the default router; discriminant analysis or logistic regression, and how strongly "
-        f"it is held back, are chosen by {FOLDS}-fold cross-validation on training rows. The other is the whole model, "
+        "one reads the vectors of the default router; its kind and strength are chosen by "
+        f"{FOLDS}-fold cross-validation on training rows. The other is the whole model, "
         f"trained for {EPOCHS} epochs ({EPOCHS_OF['fifty']} in `fifty`) at one of {len(ENCODER_RATES)} rates, which is "
         "chosen on training rows left out; in `answers` it is the decoder. Command: `python -m "
         "experiments.routing.ceiling --data DIR`.",
         "The rule, fixed before they ran: the value of a ceiling is its own weight or its rows routed right, whichever "
-        "has the larger mean, since weights can be sharpened. The aim is *out of reach* on these rows if the whole "
-        "95 % interval of the better ceiling lies below it, and then the router's share of the ceiling is what is "
-        f"reported; *within reach* if the whole interval is at least the aim; else it *{UNDECIDED}*. A ceiling is what "
-        "these classifiers reach with these rows, no proof that nothing could do better.",
-        reach,
-        f"{describe_reach(tables)} Router's share: own weight of the default router alone over the value of the "
-        "ceiling, paired by seed.",
+        "has the larger mean. The aim is *out of reach* on these rows if the whole 95 % interval of the better ceiling "
+        f"lies below it, *within reach* if the whole interval is at least the aim; else it *{UNDECIDED}*. A ceiling is "
+        "no proof that nothing could do better.",
+        reach.select(REACH_SHOWN),
+        "Router's share: own weight of the default router alone over the value of the ceiling, paired by seed.",
         describe_gains(tables),
-        f"For users: which texts no router here tells apart is seen from what the better ceiling mixes up (mean share "
-        f"of a task's test rows). {describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in "
-        "the question need an instruction, as in `instructed`, or one adapter for all of them.",
+        f"No router here tells apart what the better ceiling mixes up (mean share of a task's test rows). "
+        f"{describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in the question need an "
+        "instruction, as in `instructed`, or one adapter for all of them.",
     ]
 
 

@@ -64,17 +64,6 @@ def reach_table(tables: Tables) -> Table:
     return Table("routing-reach", "the better ceiling of each stream, and the router's share of it", head, lines)
 
 
-def describe_reach(tables: Tables) -> str:
-    """Return what the rule says of each aim."""
-    verdicts: dict[str, list[str]] = {}
-    for stream, aim in AIMS.items():
-        if better := better_ceiling(tables, stream):
-            share = format_interval(mean_of(shares_of(tables, stream, better[2])), 2)
-            text = f"{aim:g} in `{stream}` (the router has {share} of the ceiling)"
-            verdicts.setdefault(judge_reach(better[2], aim), []).append(text)
-    return " ".join(f"*{word.capitalize()}*: {join_words(texts)}." for word, texts in verdicts.items())
-
-
 def describe_gains(tables: Tables) -> str:
     """Return by how much the own weights of the ceilings surpass that of the router."""
     sentences = []

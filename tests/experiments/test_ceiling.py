@@ -145,7 +145,7 @@ def test_an_aim_is_out_of_reach_if_the_whole_interval_is_below_it(tables: Tables
 def test_the_page_says_what_is_out_of_reach_and_mixed_up(tables: Tables) -> None:
     assert describe_mixed_up(tables) == "In `fifty` it takes books for films (0.25)."
     text = " ".join(make_page(tables).to_markdown().split())
-    assert "*Out of reach*: 0.8 in `fifty` (the router has 1.06 ± 0.04 of the ceiling)." in text
+    assert f"| fifty | 0.8 | {TUNED} | routed right | 0.78 ± 0.01 | {OUT_OF_REACH} | 1.06 ± 0.04 |" in text
     assert "on the same vectors -0.08 ± 0.02 (`fifty`); with the model trained -0.33 ± 0.02 (`fifty`)." in text
     assert [line[1:3] + line[-2:] for line in router_table(tables).rows if line[1] == TUNED] == [[TUNED, "3", "–", "–"]]
     assert tables.record["chosen"][0]["chosen"] == {"rate": 0.1}
