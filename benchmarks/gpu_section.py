@@ -37,7 +37,7 @@ NOTES = {
     "the layers that the router reads.",
 }
 """What the contestants are that no section above names."""
-MOST_ROWS = 4
+MOST_ROWS = 3
 """Rows of a table on the page; a CSV file has all."""
 MOST_MEMORIES = 3
 """Contestants whose memory the page shows; of more it shows the reference and Regard alone."""

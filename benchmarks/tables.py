@@ -45,10 +45,10 @@ MACHINES = (
 
 TEXT = """# Benchmarks
 
-Figures are ratios of median times, measured in one run in which contestants take turns, so that slow moments hit all
-equally. The reference is what would run anyway: PyTorch's fused attention, or the model's plain SDPA forward pass.
-Memory is the peak of resident memory above its level before the run. `make bench` repeats everything, and makes this
-page and its CSV files (`python -m benchmarks.tables`) from `benchmarks/results`.
+What Regard costs: ratios of median times to what would run anyway, whose time is in ms (PyTorch's fused attention, or
+the model's plain SDPA forward pass). Contestants take turns, so that slow moments hit all equally. Memory is the peak
+of resident memory above its level before the run. `make bench` repeats everything on your machine, and makes this page
+and its CSV files (`python -m benchmarks.tables`) from `benchmarks/results`.
 
 {machine}
 
@@ -66,9 +66,8 @@ Aims: at most 1.5 up to 2048 tokens and 1.8 at 8192; 1.05 for first keys alone.
 ## Whole model
 
 Twelve layers of width 768 with random weights: Llama (causal) and BERT-base (padded), observed for the same reductions,
-against the same model alone. "Norms" observes key norms, which need no weights. Eager is `output_attentions=True` with
-reductions taken from its matrices. TransformerLens (causal model only) and nnsight return each layer's weights, reduced
-as they come.
+against the same model alone. "Norms" observes key norms. Eager is `output_attentions=True`; TransformerLens (causal
+model only) and nnsight return each layer's weights, reduced as they come.
 
 {whole_model}
 
@@ -99,10 +98,9 @@ Aims: 30 seconds, and 1,024 MiB unless all positions are kept. {result_verdict}
 
 ## A look at a text
 
-`regard.look` and its page, with one forward of the same model as the reference; MiniLM on 100 words, and a decoder of
-32 layers with 32 heads of width 4 on 2,000 tokens, whose time is that of its weights, not of its layers. The floor is
-the forward, and scores and exponentials of all pairs by plain PyTorch. A page opens in the seconds of the wall until a
-headless Chromium has its picture, less those of an empty page:
+`regard.look` and its page: MiniLM on 100 words, and a decoder of 32 layers with 32 heads of width 4 on 2,000 tokens,
+whose time is that of its weights, not of its layers. The floor is the forward, and scores and exponentials of all pairs
+by plain PyTorch. A page opens in the seconds until a headless Chromium has its picture, less those of an empty page:
 
 {look}
 

@@ -74,8 +74,8 @@ def describe_choice(tables: Tables) -> str:
     why = f"the rule fails on {' and '.join(failed)}" if failed else "the rule holds on each stream"
     follows = "so is the default" if default == chosen else f"the default departs from it, `{default}`"
     return (
-        f"Which method does `regard learn` have without `--method`: `{PRESENT}`, as until now, or `{CANDIDATE}`? "
-        f"It is `{chosen}`: {why}; {follows}."
+        f"Which method should `regard learn` have without `--method`: `{PRESENT}` or `{CANDIDATE}`, which tells tasks "
+        f"apart by itself? It is `{chosen}`: {why}; {follows}."
     )
 
 

@@ -77,6 +77,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
         "causes",
         "What a sink is for",
         [
+            "What do small decoders lose without the first token, and without dormant heads, with and without a sink? "
+            "Command, from the runs of the sink experiment: `python -m experiments.sinks.causes --work DIR`.",
             table,
             f"Loss in nats a token above that of the untouched model, mean over seeds ± half the 95 % interval (paired "
             f"by seed, Student's t), on {record['sequences'] // 2:,} held-out sequences of 32 tokens, from the "
@@ -95,8 +97,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "## In your own model",
             '`regard.replacing(model, "softmax+window=512+prefix=4")`, a function of your own that hides keys, and '
             '`regard.replacing(model, "zeros", heads=run.heads("head_output_norm", below=0.5, relative=True))`: '
-            "[replace.md](replace.md#replacing). `python -m experiments.sinks.causes --work DIR` makes this page's "
-            "numbers from the runs of the sink experiment.",
+            "[replace.md](replace.md#replacing).",
         ],
         (),
         (),
