@@ -6,16 +6,27 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.markdown import wrap
+from experiments.common.parts import item
 from experiments.hosts.catalog import KINDS
 
 PAGE, TABLE = Path("docs/models.md"), Path("docs/results/models.csv")
 STATES = ("exact", "refused", "not buildable", "silent", "error")
 WITHOUT_ATTENTION, NO_LAYERS = ("rwkv",), "it has no stack of attention layers"
+SAME = {
+    r"fold windows or groups": "its layers work on different numbers of rows, as models do that fold windows or groups "
+    "of tokens into the batch",
+    r"so positions differ$": "its layers have different numbers of tokens, so positions differ",
+    r"keys that are not these tokens$": "its tokens attend to keys that are not these tokens",
+    r"has several attention layers$": "a block has several attention layers",
+    r"^its softmax over \d dimensions": "its softmax is not of one product of queries and keys",
+    r"in the cache of another part": "it attends to keys in the cache of another part",
+    r"is in none of its \d+ blocks$": "it attends outside of its blocks",
+}
+"""Reasons that are the same but for their numbers and names, by what they are recognized by."""
 INTRODUCTION = """\
 # Models
 
@@ -41,37 +52,33 @@ def make_files(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
 
 
 def _make_page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the page: counts, then by kind why types are not exact, or exact in part alone."""
+    """Return the page: counts, then by reason the types that are not exact, or exact in part alone."""
+    exact = [row for row in rows if row["state"] == "exact"]
+    outside = [(row, re.search(r"not observed: ([^;]+)", row.get("why", ""))) for row in exact]
+    limits = {
+        "refused with padding": [f"`{row['type']}`" for row in exact if "padded: cannot " in row.get("why", "")],
+        "refused with images or sounds, but for `--part` with what stands behind it": [
+            _with_parts(row) for row in exact if _is_refused_with_more(row)
+        ],
+        "with attention in no stack of layers, which is not observed and of which `measure` warns": [
+            f"`{row['type']}` (`{found[1].replace(', ', '`, `')}`)" for row, found in outside if found is not None
+        ],
+    }
     parts = [INTRODUCTION, _summary(rows), _count_causal(rows)]
-    for kind in KINDS:
-        by_state = {state: [row for row in rows if (row["kind"], row["state"]) == (kind, state)] for state in STATES}
-        if not any(by_state.values()):
-            continue
-        title = len(parts)
-        for state, selected in by_state.items():
-            reasons: dict[str, list[str]] = {}
-            for row in selected if state != "exact" else ():
+    for state in STATES[1:]:
+        reasons: dict[str, list[str]] = {}
+        for row in rows:
+            if row["state"] == state:
                 reasons.setdefault(_shorten(str(row.get("why", ""))), []).append(f"`{row['type']}`")
-            lines = [f"{', '.join(names)}: {reason}" for reason, names in reasons.items()]
-            if lines:
-                parts.append(wrap(f"**{state.capitalize()}** ({len(selected)}): {'; '.join(lines)}.") + "\n")
-        names = [f"`{row['type']}`" for row in by_state["exact"] if "padded: cannot " in row.get("why", "")]
-        if names:
-            parts.append(wrap(f"Exact without padding, with which they are refused: {', '.join(names)}.") + "\n")
-        names = [_with_parts(row) for row in by_state["exact"] if _is_refused_with_more(row)]
-        if names:
-            refused = "Exact with text, and with images or sounds refused, or exact with `--part` alone"
-            parts.append(wrap(f"{refused}: {', '.join(names)}.") + "\n")
-        found = ((row["type"], re.search(r"not observed: ([^;]+)", row.get("why", ""))) for row in by_state["exact"])
-        names = [f"`{name}` (`{match[1].replace(', ', '`, `')}`)" for name, match in found if match is not None]
-        if names:
-            outside = (
-                "Exact, beside attention in no stack of layers, which is not observed and of which `measure` warns"
-            )
-            parts.append(wrap(f"{outside}: {', '.join(names)}.") + "\n")
-        if len(parts) > title:
-            parts.insert(title, f"## {kind.capitalize()}\n")
-    return "\n".join(parts)
+        parts += _list_types(state.capitalize(), reasons)
+    return "\n".join(parts + _list_types("Exact in part", limits))
+
+
+def _list_types(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return a section with an item for each reason, the most frequent first; nothing without types."""
+    frequent = sorted(reasons.items(), key=lambda reason: -len(reason[1]))
+    lines = [item(f"{reason}: {', '.join(dict.fromkeys(names))}.") for reason, names in frequent if names]
+    return [f"## {title}\n", *lines, ""] if lines else []
 
 
 def _is_refused_with_more(row: dict[str, Any]) -> bool:
@@ -86,10 +93,11 @@ def _with_parts(row: dict[str, Any]) -> str:
 
 
 def _shorten(reason: str) -> str:
-    """Return a reason without the model's class and the error behind it, so that it is the same of all of a kind."""
+    """Return a reason without the model's class, its numbers and the error behind it: the same of all of a kind."""
     reason = re.sub(r"^cannot observe \w+( \([\w.]+\))?(?=:| )", "", reason)
     reason = reason.strip(" :").replace("<", "&lt;")
-    return re.sub(r" \((no input fits: )?\w+Error: .*", "", reason)  # the reason that precedes the error says it
+    reason = re.sub(r" \((no input fits: )?\w+Error: .*", "", reason)  # the reason that precedes the error says it
+    return next((said for form, said in SAME.items() if re.search(form, reason)), reason)
 
 
 def _make_table(rows: Sequence[dict[str, Any]]) -> str:
