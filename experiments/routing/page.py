@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -29,8 +30,8 @@ ROUTERS_SHOWN = ("stream", "router", "seeds", "own weight", "routed right", "sam
 RULES_SHOWN = ("rule", "stream", "mean", "verdict")
 REACH_SHOWN = ("stream", "aim", "better ceiling", "its value", "mean", "aim is", "router's share")
 """Columns that the page shows."""
-LEAST = 4
-"""Tasks that the page names: those with the least own weight."""
+ONLY_IN_FILE = ("closed form, states of half", "learnt, 3 vectors, states of a quarter and half")
+"""Routers that the page leaves out."""
 
 
 class Rule(NamedTuple):
@@ -122,15 +123,14 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "named; F.Ra: loss since each task's best. Own weight: mean weight of a task's own adapter over its test "
             "rows; routed right: test rows whose largest weight is that. Kept: what a method keeps besides the model, "
             "MiB and texts. Means over seeds ± half the 95 % interval.",
-            describe_least(tables),
             "## Routers alone",
-            routers.select(ROUTERS_SHOWN),
+            _on_page(routers).select(ROUTERS_SHOWN),
             "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
             "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
             "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
             "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory), "
-            "without the training of adapters, which goes on teaching them. More routers in closed form: "
-            "[routers.md](routers.md).",
+            "without the training of adapters, which goes on teaching them. The file below has two more; others "
+            "in closed form: [routers.md](routers.md).",
             *describe_ceilings(tables, reach),
             "## Setting",
             describe_setting(tables),
@@ -175,18 +175,6 @@ def describe_begun(tables: Tables) -> str:
     """Return by how much adapters begun at the best surpass those begun at nothing, by stream."""
     differences = {stream: tables.difference(stream, SAPT, f"{SAPT}, begun at nothing") for stream in BEGUN}
     return join_words(f"{format_interval(mean, 1)} ({stream})" for stream, mean in differences.items())
-
-
-def describe_least(tables: Tables) -> str:
-    """Return the tasks whose adapters get the least weight under the default router."""
-    sentences = []
-    for stream in TRAINED:
-        rows = where(tables.tasks, stream=stream, row=SAPT).dropna(subset="own_weight")
-        means = rows.groupby("task")["own_weight"].mean().sort_values()[:LEAST]
-        if len(means):
-            named = join_words(f"{task} {value:.2f}" for task, value in means.items())
-            sentences.append(f"Least own weights of `sapt` in `{stream}`: {named}.")
-    return " ".join(sentences)
 
 
 def describe_setting(tables: Tables) -> str:
@@ -259,6 +247,11 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _on_page(routers: Table) -> Table:
+    """Return the routers that the page shows."""
+    return replace(routers, rows=[line for line in routers.rows if line[1] not in ONLY_IN_FILE])
 
 
 def rule_table(tables: Tables) -> Table:
