@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,12 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"{_compare_default(model_rate, DEFAULT.model_learning_rate, CAUTION)}",
             "The rules were written after the runs of the first base at four rates of the layers, before those of the "
             "second.",
-            layer,
+            _show_means(layer),
             f"Relative error after {DEFAULT.layer_steps} updates of the first stage: squared difference from the "
-            "untouched layer’s output over its mean square, mean over layers. `before` is without training.",
-            model,
+            "untouched layer’s output over its mean square, mean over layers.",
+            _show_means(model),
             f"Loss on held-out text at the end, in nats a token; the rate of the layers is "
-            f"{DEFAULT.layer_learning_rate:g}.",
+            f"{DEFAULT.layer_learning_rate:g}. The files below have each base and attention.",
             "These are models of width "
             + " and ".join(str(base["hidden_size"]) for base in BASES.values())
             + ", trained for minutes. Wide models usually want lower rates: look at the history of the run, and halve "
@@ -217,6 +218,12 @@ def layer_table(tables: Tables) -> Table:
 def model_table(tables: Tables) -> Table:
     """Loss at the end, by the rate of the second stage."""
     return _rate_table(tables, "conversions-models", "loss at the end by the rate of the second stage", "model_rate")
+
+
+def _show_means(rates: Table) -> Table:
+    """Return the means over all bases and attentions by rate, which the page shows."""
+    means = [[line[1], *line[3:]] for line in rates.rows if line[0] not in BASES]
+    return replace(rates, head=("over all", *rates.head[3:]), rows=means)
 
 
 def _rate_table(tables: Tables, name: str, about: str, varied: str) -> Table:

@@ -168,9 +168,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             describe_candidates(),
             describe_afterwards(tables),
             "## More rows",
-            overview(tables, tuple(MORE_ROWS)),
             "Added after seed 42 of `long` and `mixed` had been seen, to learn whether rows are missing: the same with "
-            f"at most {max(rows for _, rows in MORE_ROWS.values())} training rows a task. This decides nothing. "
+            f"at most {max(rows for _, rows in MORE_ROWS.values())} training rows a task; it decides nothing. "
             + describe_more_rows(tables),
             "## Setting",
             describe_setting(tables),
