@@ -62,6 +62,7 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
         SHOWN,
         tables.record.get("not_run", ()),
     )
+    paired = any("†" in str(cell) for line in shown.rows for cell in line)
     return Page(
         "sinks",
         "Attention sinks in a small decoder",
@@ -74,8 +75,8 @@ def make_page(tables: Tables, verdicts: Sequence[Verdict]) -> Page:
             "Means over seeds ± half the 95 % interval (Student's t). Sink₁ and virtual sink: per cent of heads × "
             f"samples that give the first token, or what is beside the tokens, more than ε = {tables.epsilon:g} of "
             f"their attention. Strongest: the position from 0 with the highest rate, in seeds where it is at least "
-            f"{SINK:g} %. {STAR}: measured on |A| / Σ|A|. †: against the row with the same sequences. ‡: other tokens "
-            "or sequences, losses not comparable.",
+            f"{SINK:g} %. {STAR}: measured on |A| / Σ|A|.{' †: against the row with the same sequences.' * paired} "
+            "‡: other tokens or sequences, losses not comparable.",
             "## Verdicts",
             f"Tested claims: {count_verdicts([one for one in verdicts if one.claim.judge])}. Each with its verdict, "
             f"published numbers and the rules are in [claims.md](claims.md). A loss counts as no higher if its whole "
