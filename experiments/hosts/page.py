@@ -32,7 +32,7 @@ INTRODUCTION = """\
 
 Every model type of Transformers, tiny and with random weights: its own eager attention against a forward that Regard
 watches. Made by `make hosts`. [The table](results/models.csv) has each type's class, largest difference, sites, checks
-and notes. Every type of the table that this page does not name is exact.
+and notes.
 
 * **exact**: outputs differ by at most 1e-4 of the largest entry; so does the mean weight of every key, where the model
   returns its weights (*weights*: yes), and `watching`'s own verification passes. Compared are a plain batch and,
@@ -52,7 +52,7 @@ def make_files(rows: Sequence[dict[str, Any]]) -> dict[Path, str]:
 
 
 def _make_page(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the page: counts, then by reason the types that are not exact, or exact in part alone."""
+    """Return the page: counts, then by reason the types that are not exact, or in part alone, and the exact by kind."""
     exact = [row for row in rows if row["state"] == "exact"]
     outside = [(row, re.search(r"not observed: ([^;]+)", row.get("why", ""))) for row in exact]
     limits = {
@@ -71,7 +71,8 @@ def _make_page(rows: Sequence[dict[str, Any]]) -> str:
             if row["state"] == state:
                 reasons.setdefault(_shorten(str(row.get("why", ""))), []).append(f"`{row['type']}`")
         parts += _list_types(state.capitalize(), reasons)
-    return "\n".join(parts + _list_types("Exact in part", limits))
+    by_kind = {kind.capitalize(): [f"`{row['type']}`" for row in exact if row["kind"] == kind] for kind in KINDS}
+    return "\n".join([*parts, *_list_types("Exact in part", limits), *_list_types("Exact", by_kind)])
 
 
 def _list_types(title: str, reasons: Mapping[str, Sequence[str]]) -> list[str]:
