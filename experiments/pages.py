@@ -1,14 +1,15 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks routing routers rates steps methods room causes convert]
+    python -m experiments.pages [papa prescale sapt sinks routing routers rates steps sides methods room causes convert]
         [--check] [--work DIR [--add] [--revision REV]] [--not-run "ROW;ROW"]
 
-Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, methods, room, causes
-and convert, which are of no paper. With --work the stored tables of one of them (prescale, sapt, routing, routers,
-rates, steps, methods, room or convert) are first made anew from the runs in DIR; with --add, which routing has, the
-runs in DIR join the stored ones, and take the place of those of the same seed. A row of a page's first table that has
-no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its record keeps that it was left out,
-and the page says so. With --check nothing is written; the exit code is 1 if a page or a table is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, sides, methods, room,
+causes and convert, which are of no paper. With --work the stored tables of one of them (prescale, sapt, routing,
+routers, rates, steps, sides, methods, room or convert) are first made anew from the runs in DIR; with --add, which
+routing has, the runs in DIR join the stored ones, and take the place of those of the same seed. A row of a page's first
+table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its record keeps that it
+was left out, and the page says so. With --check nothing is written; the exit code is 1 if a page or a table is out of
+date.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from experiments.rates.page import PAPER as RATES
 from experiments.routing.candidates_page import PAPER as ROUTERS
 from experiments.routing.page import PAPER as ROUTING
 from experiments.sapt.page import PAPER as SAPT
+from experiments.sides.page import PAPER as SIDES
 from experiments.sinks.causes_page import PAPER as CAUSES
 from experiments.sinks.page import PAPER as SINKS
 from experiments.steps.page import PAPER as STEPS
@@ -40,7 +42,7 @@ from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
-OTHERS = (ROUTING, ROUTERS, RATES, STEPS, METHODS, ROOM, CAUSES, CONVERT)
+OTHERS = (ROUTING, ROUTERS, RATES, STEPS, SIDES, METHODS, ROOM, CAUSES, CONVERT)
 ALL: dict[str, Paper] = {**PAPERS, **{paper.name: paper for paper in OTHERS}}
 DOCS = Path("docs")
 

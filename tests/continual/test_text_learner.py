@@ -73,16 +73,27 @@ def test_what_does_not_fit_is_cut_and_counted(apart: bool, prompt: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind, length, prompt",
-    [("t5", 3, "the cat [EOS]"), ("llama", 3, "[BOS] the cat"), ("llama", 1, "cat"), ("gpt2", 2, "the cat")],
+    "kind, side, length, prompt",
+    [
+        ("t5", "left", 3, "the cat [EOS]"),
+        ("llama", "left", 3, "[BOS] the cat"),
+        ("llama", "left", 1, "cat"),
+        ("gpt2", "left", 2, "the cat"),
+        ("t5", "middle", 3, "say the [EOS]"),
+        ("llama", "middle", 3, "[BOS] say cat"),
+        ("llama", "middle", 2, "[BOS] cat"),
+        ("gpt2", "middle", 2, "say cat"),
+        ("gpt2", "middle", 3, "say the cat"),
+        ("gpt2", "right", 2, "say the"),
+    ],
 )
-def test_a_tokenizer_may_cut_what_prompts_begin_with(kind: Any, length: int, prompt: str) -> None:
-    """What a decoder goes on from stays, as the turn of an assistant; special tokens before all as well."""
-    apart, left = kind == "t5", tokenizer(kind)
-    left.truncation_side = "left"
-    found = encode_pairs(PAIRS, left, replace(BUDGET, length=length), encoder_decoder=apart)
+def test_a_prompt_loses_what_the_budget_says(kind: Any, side: Any, length: int, prompt: str) -> None:
+    """What a decoder goes on from may stay, as the turn of an assistant; special tokens before all as well."""
+    apart, words = kind == "t5", tokenizer(kind)
+    budget = replace(BUDGET, length=length, truncation_side=side)
+    found = encode_pairs(PAIRS, words, budget, encoder_decoder=apart)
     assert said(found.input_ids[0].tolist()) == prompt
-    assert said(encode_prompts(["say the cat"], left, length, encoder_decoder=apart)[0]) == prompt
+    assert said(encode_prompts(["say the cat"], words, length, side, encoder_decoder=apart)[0]) == prompt
     assert said(found.answers[0].tolist()) == "a cat [EOS]"
 
 

@@ -180,7 +180,7 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     stream, config = learner.stream, learner.network.classifier.config
     tasks = [dict(task.sha256) for task in stream.tasks]
     lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
-    unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
+    unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length", "truncation_side")
     return {
         "method": type(method).__name__,
         **({"source": method.source_sha256} if method.source_sha256 else {}),

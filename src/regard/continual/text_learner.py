@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.continual.learner import IGNORE_INDEX, Learner, longest_text
 from regard.continual.method import Method
 from regard.continual.network import as_float32
-from regard.continual.training_phase import ExampleRef, TrainingBudget
+from regard.continual.training_phase import ExampleRef, TrainingBudget, TruncationSide
 from regard.data.stream import SPLITS, Split, Stream, TextPairs, TextTask
 from regard.data.tokenizers import tokenize_once
 from regard.errors import UserError
@@ -161,7 +161,6 @@ def make_text_learner(
 def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, encoder_decoder: bool) -> EncodedTexts:
     """Return rows as token ids, prompts and answers cut to the lengths of the budget.
 
-    A prompt loses its end, or what follows its first special tokens where the tokenizer's `truncation_side` is "left".
     With an encoder for prompts (`encoder_decoder`) both have the tokenizer's special tokens; else a prompt has those
     before it, and an answer none. An answer ends with the token that ends a text, also where it was cut.
     """
@@ -172,7 +171,7 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     counts, answer_counts = (torch.tensor([len(ids) for ids in texts]) for texts in (prompts, answers))
     truncated = int((counts > budget.length).sum() + (answer_counts > budget.target_length).sum())
     padded = pad_batch(
-        _truncate_prompts(prompts, tokenizer, budget.length, keep_last=encoder_decoder),
+        _truncate_prompts(prompts, tokenizer, budget.length, budget.truncation_side, keep_last=encoder_decoder),
         [torch.tensor(_truncate(ids, budget.target_length, keep_last=True)) for ids in answers],
         tokenizer.pad_token_id if tokenizer.pad_token_id is not None else end,
     )
@@ -182,10 +181,12 @@ def encode_pairs(pairs: TextPairs, tokenizer: Any, budget: TrainingBudget, *, en
     return EncodedTexts(ids, mask, padded["labels"], labels, truncated, counts, answer_counts)
 
 
-def encode_prompts(texts: Sequence[str], tokenizer: Any, length: int, *, encoder_decoder: bool) -> list[Tensor]:
+def encode_prompts(
+    texts: Sequence[str], tokenizer: Any, length: int, side: TruncationSide, *, encoder_decoder: bool
+) -> list[Tensor]:
     """Return the token ids of each prompt, cut as those of rows are."""
     prompts = _tokenize_prompts(texts, tokenizer, encoder_decoder=encoder_decoder)
-    return _truncate_prompts(prompts, tokenizer, length, keep_last=encoder_decoder)
+    return _truncate_prompts(prompts, tokenizer, length, side, keep_last=encoder_decoder)
 
 
 def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: bool) -> list[list[int]]:
@@ -198,11 +199,23 @@ def _tokenize_prompts(texts: Sequence[str], tokenizer: Any, *, encoder_decoder: 
     return prompts
 
 
-def _truncate_prompts(prompts: list[list[int]], tokenizer: Any, max_tokens: int, *, keep_last: bool) -> list[Tensor]:
-    if tokenizer.truncation_side != "left":
+def _truncate_prompts(
+    prompts: list[list[int]], tokenizer: Any, max_tokens: int, side: TruncationSide, *, keep_last: bool
+) -> list[Tensor]:
+    if side == "right":
         return [torch.tensor(_truncate(ids, max_tokens, keep_last=keep_last)) for ids in prompts]
+    if side == "middle":
+        return [torch.tensor(_truncate_middle(ids, max_tokens)) for ids in prompts]
     special = {*tokenizer.all_special_ids}
     return [torch.tensor(_truncate_left(ids, max_tokens, special)) for ids in prompts]
+
+
+def _truncate_middle(ids: list[int], max_tokens: int) -> list[int]:
+    """Return the first and the last tokens, so many at most, of the first one more if the number is odd."""
+    if len(ids) <= max_tokens:
+        return ids
+    last = max_tokens // 2
+    return [*ids[: max_tokens - last], *ids[len(ids) - last :]]
 
 
 def _truncate_left(ids: list[int], max_tokens: int, special: set[int]) -> list[int]:

@@ -13,13 +13,17 @@ from regard.continual.network import Network
 from regard.errors import UserError
 from regard.training.placement import Rows
 
+TruncationSide = Literal["right", "middle", "left"]
+"""What a prompt that is too long loses: its end, the middle, or what follows its first special tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBudget:
     """What every method of a comparison is given: epochs, rates and batches of each task.
 
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0 after the last step) or
-    "constant" behind the warm-up. `length`, `target_length`: tokens of a text and of an answer at most. `max_steps`: by
+    "constant" behind the warm-up. `length`, `target_length`: tokens of a text and of an answer at most;
+    `truncation_side`: what a prompt that is longer loses. `max_steps`: by
     a task's name, steps on its own batches in a phase at most (replay that is mixed with the task's rows counts, other
     replay comes besides, and `joint` has no limit); `default_max_steps`: those of a task that is not named.
     `min_steps`: so many in a phase at least, which adds epochs to a task of few rows (of `joint` for each task).
@@ -33,6 +37,7 @@ class TrainingBudget:
     micro_batch_size: int | None = None
     length: int = 128
     target_length: int = 50
+    truncation_side: TruncationSide = "right"
     lr_scheduler_type: str = "linear"
     warmup_ratio: float = 0.06
     weight_decay: float = 0.01

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
 
 _ALL_ROWS: dict[str, Any] = {
     **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None, "min_steps": 0},
-    **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3},
+    **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3, "target_length": 50, "truncation_side": "right"},
 }
 _FALLING = {"lr_scheduler_type": "linear", "warmup_ratio": 0.06, "weight_decay": 0.01, "precision": "float32"}
-_PAPER = {**_ALL_ROWS, **_FALLING, "length": 128, "target_length": 50}
+_PAPER = {**_ALL_ROWS, **_FALLING, "length": 128}
 _CONSTANT = {"lr_scheduler_type": "constant", "warmup_ratio": 0.0, "weight_decay": 0.0, "precision": "bfloat16"}
-_SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "target_length": 50, "learning_rate": 3e-4}
+_SAPT_T5 = {**_ALL_ROWS, **_CONSTANT, "length": 512, "learning_rate": 3e-4}
 _SAPT_LLAMA = {**_SAPT_T5, "length": 1024, "learning_rate": 5e-5}
 _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "multirc=500")
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"samples_per_class": 60, "max_eval_samples": 100, "length": None, "target_length": 16},
+        **{"samples_per_class": 60, "max_eval_samples": 100},
+        **{"length": None, "target_length": 16, "truncation_side": "middle"},
         **{"batch_size": 16, "max_steps": None, "min_steps": 48},
         **{"num_epochs": 3, "learning_rate": None, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
@@ -121,6 +122,9 @@ class LearnConfig(Config):
         None, "maximum tokens per text (laptop: fitted to 95 % of each task's training texts, at most 128)", minimum=4
     )
     target_length: int | None = config_field(None, "maximum tokens per generated answer")
+    truncation_side: Literal["right", "middle", "left"] | None = config_field(
+        None, "what a prompt longer than --length loses: right (its end), middle or left (laptop: middle; else right)"
+    )
     batch_size: int | None = config_field(None, "rows per update")
     micro_batch_size: int | None = config_field(None, "rows per forward pass (default: all)")
     num_epochs: int | None = config_field(None, "epochs of full training")

@@ -6,6 +6,8 @@ from typing import Any
 from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH
 from regard.runs.selection import list_some
 
+LENGTHS = ("length", "target_length", "truncation_side")
+"""Fields of the budget that say what a text may have; the last for prompts alone."""
 MAX_NAMED_TASKS = 5
 """Tasks named in the line, at most."""
 
@@ -24,6 +26,8 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
     is_fitted = option == "length" and any(run.get("fitted") for run in runs)
     if not rows and not is_fitted:
         return ""
+    sides = {str(run["truncation_side"]) for run in runs if option == "length" and "truncation_side" in run}
+    part = {"right": "", "middle": " from the middle", "left": " from the beginning"}[sides.pop()] if sides else ""
     flag, limits = option.replace("_", "-"), sorted({int(run[option]) for run in runs})
     name = f"{flag} {limits[0]}" if len(limits) == 1 else f"{flag} {limits[0]} to {limits[-1]}"
     if is_fitted:
@@ -36,7 +40,9 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
     shares = {task: _share(task_rows, "rows") for task, task_rows in by_task.items()}
     cut = sorted((task for task in shares if shares[task]), key=lambda task: -shares[task])
     tasks = list_some([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
-    lost = f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens"
+    lost = (
+        f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens{part}"
+    )
     longest = max(row["longest"] for row in rows)
     return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more"
 

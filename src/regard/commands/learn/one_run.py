@@ -11,7 +11,7 @@ from typing import Any
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.encoder_diagnostics import make_diagnostics, measure_interference
 from regard.commands.learn.heads import HEAD, chosen_head
-from regard.commands.learn.lengths import describe_lengths
+from regard.commands.learn.lengths import LENGTHS, describe_lengths
 from regard.commands.learn.references import LORA, describe_references
 from regard.continual.earlier_tasks import EarlierTasks, keep_method_state
 from regard.continual.gate import find_closed_gates
@@ -89,7 +89,7 @@ def run_method(
     tell_main = tell if is_main_process() else None
     if tell_main is not None and (numbers := describe_protocol_differences(stream)):
         tell_main(ProgressEvent(1, stream.tasks[0].name, PROTOCOLS, 0, 0, numbers))
-    lengths = {name: getattr(budget, name) for name in ("length", "target_length")}
+    lengths = {name: getattr(budget, name) for name in LENGTHS if stream.text or name != "truncation_side"}
     lengths |= {"fitted": run.fitted, "truncation": measure_truncation(learner)}
     for note in (describe_lengths([lengths]), describe_references([{"method": config.method, LORA: lora}])):
         if tell_main is not None and note:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands.learn.config import HOW_MODELS_ARE_SAVED
+from regard.commands.learn.lengths import LENGTHS
 from regard.errors import UserError
 from regard.runs.arguments import parse_number
 
@@ -102,7 +103,7 @@ def _write_card(run: str | Path, network: Network, method: str | None, seed: int
 
     run_metadata = _find_run(read_metadata(run, "learn")["runs"], method, seed)
     learnt = network.classifier.config.lineage
-    learnt |= {name: run_metadata[name] for name in ("length", "target_length")}
+    learnt |= {name: run_metadata[name] for name in LENGTHS if name in run_metadata}
     last = run_metadata["tasks"].index(learnt["tasks"][-1]["name"]) + 1 if learnt["tasks"] else 0
     matrix = pd.read_parquet(Path(run) / "matrix.parquet")
     of_run = (matrix["method"] == run_metadata["method"]) & (matrix["seed"] == run_metadata["seed"])

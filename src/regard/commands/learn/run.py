@@ -14,6 +14,7 @@ from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.identity import run_identity, untold_identity
+from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Run, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -85,6 +86,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
     max_eval_samples: int | Unset | None = UNSET,
     length: int | Unset | None = UNSET,
     target_length: int | Unset | None = UNSET,
+    truncation_side: Literal["right", "middle", "left"] | Unset | None = UNSET,
     batch_size: int | Unset | None = UNSET,
     micro_batch_size: int | Unset | None = UNSET,
     num_epochs: int | Unset | None = UNSET,
@@ -350,7 +352,7 @@ def _describe_one(run: Run, result: Row, warnings: Sequence[str]) -> dict[str, A
         "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "settings", "seconds", "truncated")},
         "search": [*run.search, *result["search"]],
-        **{name: result[name] for name in ("length", "target_length", "fitted", "truncation", "not_learnt")},
+        **{name: result[name] for name in (*LENGTHS, "fitted", "truncation", "not_learnt") if name in result},
         **({LORA: result[LORA]} if result[LORA] else {}),
         **({HEAD: result[HEAD]} if result[HEAD] else {}),
         **({"own_rate": True} if result.get("own_rate") else {}),

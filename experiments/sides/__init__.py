@@ -1,0 +1,1 @@
+"""What a prompt that is too long should lose."""
