@@ -10,12 +10,12 @@ from experiments.common.claims import format_difference, format_interval
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
 from experiments.common.run_table import RunTable
-from experiments.sides.run import LENGTH, METHODS, SEEDS, SIDES
+from experiments.sides.run import LENGTH, LONG, METHODS, SEEDS, SIDES
 from regard.commands.learn.config import SCALES
 from regard.runs.intervals import t_interval
 
 RECORD = "sides.json"
-SCORE = "AP cil"
+SCORE = "AP til"
 PREFERRED, MARGIN = "middle", 1.0
 """The side that is the default unless another is better by more than so many points."""
 LOST = {"right": "its end", "middle": "its middle", "left": "its beginning"}
@@ -73,9 +73,9 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "that of each other side; else it is the side with the highest mean.",
             "## AP",
             means,
-            f"AP in per cent (exact match after the last task, no task named), means over {len(SEEDS)} seeds ± half "
+            f"AP in per cent (exact match of answers after the last task), means over {len(SEEDS)} seeds ± half "
             "the 95 % interval (Student's t), differences paired by seed. The tasks of Long Sequence as text to text "
-            f"of which more than half of the prompts have more than {LENGTH} tokens: {count} tasks, {cut:.0f} % of "
+            f"of which more than half of the prompts have more than {LONG} tokens: {count} tasks, {cut:.0f} % of "
             f"whose prompts are cut to {LENGTH}. The small decoder, pre-trained on Python's documentation, is that of "
             "`answers` in [routing.md](routing.md); `joint` trains one adapter on all tasks.",
         ],

@@ -3,11 +3,11 @@
     python -m experiments.sides.run --data DIR [--seeds 42,1,2] [--methods joint,sapt] [--work DIR]
 
 The tasks of Long Sequence as text to text, instruction first and `Output: ` last, of which more than half of the
-prompts have more than 64 tokens; a decoder that is pre-trained here on Python's documentation, and 64 tokens a prompt.
+prompts have more than 128 tokens; a decoder that is pre-trained here on Python's documentation, and 64 tokens a prompt.
 Finished runs are kept in `--work` and not made again; all take an hour on one core.
 
 Rule, fixed before the runs: the default of the scale `laptop` is the middle, which leaves instruction and `Output: `,
-if its mean AP (no task named), over methods and seeds, is at most one point below that of each other side; else it is
+if its mean AP, over methods and seeds, is at most one point below that of each other side; else it is
 the side with the highest mean.
 """
 
@@ -36,19 +36,18 @@ from regard.runs.version import VERSION
 METHODS = ("joint", "sapt")
 SIDES: tuple[str, ...] = get_args(TruncationSide)
 SEEDS = (42, 1, 2)
-DECODER_SEED, LENGTH = 42, 64
+DECODER_SEED, LENGTH, LONG = 42, 64, 128
 SETTINGS: Mapping[str, Any] = {"length": LENGTH, "target_length": 16, "num_epochs": 8, "learning_rate": 5e-3}
 """A decoder that has read no such texts needs more steps, as in `experiments.sapt.decoder`."""
 
 
 def read_long_prompts(seed: int, data: str, loaded: Loaded) -> Stream:
-    """Read the tasks of which more than half of the training prompts are longer than `LENGTH` tokens."""
+    """Read the tasks of which more than half of the training prompts are longer than `LONG` tokens."""
     stream = read_text_tasks(seed, data)
-    budget = TrainingBudget(length=LENGTH)
 
     def is_long(task: TextTask) -> bool:
-        counts = encode_pairs(task.train, loaded.tokenizer, budget, encoder_decoder=False).token_counts
-        return float((counts > LENGTH).float().mean()) > 0.5
+        encoded = encode_pairs(task.train, loaded.tokenizer, TrainingBudget(), encoder_decoder=False)
+        return float((encoded.token_counts > LONG).float().mean()) > 0.5
 
     tasks = tuple(task for task in cast("tuple[TextTask, ...]", stream.tasks) if is_long(task))
     return dataclasses.replace(stream, tasks=tasks, order=tuple(range(len(tasks))))
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _describe(run: Mapping[str, Any]) -> str:
-    return f"{run['side']}, {run['method']}, seed {run['seed']}: {run['AP cil']:.1f}, {run['cpu_seconds']:.0f} s"
+    return f"{run['side']}, {run['method']}, seed {run['seed']}: {run['AP til']:.1f}, {run['cpu_seconds']:.0f} s"
 
 
 if __name__ == "__main__":
