@@ -23,10 +23,10 @@ class TrainingBudget:
 
     `probing_…`: of phases that train the head alone. `lr_scheduler_type`: "linear" (to 0 after the last step) or
     "constant" behind the warm-up. `length`, `target_length`: tokens of a text and of an answer at most;
-    `truncation_side`: what a prompt that is longer loses. `max_steps`: by
-    a task's name, steps on its own batches in a phase at most (replay that is mixed with the task's rows counts, other
-    replay comes besides, and `joint` has no limit); `default_max_steps`: those of a task that is not named.
-    `min_steps`: so many in a phase at least, which adds epochs to a task of few rows (of `joint` for each task).
+    `truncation_side`: what a prompt that is longer loses. `max_steps`: by a task's name, steps on its own batches in a
+    phase at most (replay that is mixed with the task's rows counts, other replay comes besides, and `joint` has no
+    limit); `default_max_steps`: those of a task that is not named. `min_steps`: so many in a phase at least, which adds
+    epochs to a task of few rows (of `joint` for each task).
     """
 
     num_epochs: int = 3
