@@ -12,8 +12,10 @@ import regard
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
+from regard.continual import learnt_model
 from regard.continual.learnt_model import describe_learnt_model
 from regard.continual.scoring import score_answer
+from regard.continual.text_learner import encode_prompts
 from regard.data.stream import TextTask
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
@@ -77,7 +79,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind, method", [("t5", "sapt"), ("llama", "sapt"), ("llama", "finetune")])
 def test_it_writes_the_answers_that_the_run_was_scored_with(
-    kind: small_text_tasks.Kind, method: str, tmp_path: Path
+    kind: small_text_tasks.Kind, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks, base = small_text_tasks.stream(2), small_text_tasks.loaded(kind)
     fields: dict[str, Any] = {
@@ -92,6 +94,13 @@ def test_it_writes_the_answers_that_the_run_was_scored_with(
     folder = rollback(found.save(tmp_path / "run"), 3, tmp_path / "model", model=base)
     model = regard.LearntModel.from_pretrained(folder)
     assert model.writes
+    sides = list[str]()
+
+    def cut(*given: Any, side: Any, **limits: Any) -> Any:
+        sides.append(side)
+        return encode_prompts(*given, side=side, **limits)
+
+    monkeypatch.setattr(learnt_model, "encode_prompts", cut)
     assert "LearntModel" in (folder / "README.md").read_text(encoding="utf-8")
     rows, answers = found.accuracy_matrix.query("after_task == 3"), set[str]()
     for task in tasks.tasks:
@@ -102,6 +111,7 @@ def test_it_writes_the_answers_that_the_run_was_scored_with(
         assert grade == pytest.approx(rows[rows["task"] == task.name]["score"].item())
         answers |= {*written}
     assert len(answers) > 1
+    assert {*sides} == {found.metadata["runs"][0]["truncation_side"]} == {"middle"}
     with pytest.raises(UserError, match=r"^texts: expected single texts for a model that writes answers, got a pair"):
         model.predict([("say", "a cat")])
 
