@@ -8,14 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from regard.errors import UserError
-from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, ONE_RUN, can_resume, check_same_identity, open_work_dir
+from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, check_same_identity, open_work_dir
 from tests.commands.sweep.sweeping import until
 from tests.processes import started
 
@@ -283,16 +282,6 @@ with open_work_dir(sys.argv[1], command="test", parts=()) as work:
     print("there", flush=True)
     time.sleep(300)
 """
-
-
-def test_runs_of_several_threads_wait_for_one_another(tmp_path: Path) -> None:
-    """They drew from one random state: one of two runs at once had other numbers, the other an error."""
-    for folder in (None, tmp_path / "w"):
-        with open_work_dir(folder, command="test", parts=PARTS), ThreadPoolExecutor(1) as thread:
-            assert not thread.submit(ONE_RUN.acquire, blocking=False).result()
-    with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(ONE_RUN.acquire, blocking=False).result()
-        thread.submit(ONE_RUN.release).result()
 
 
 def test_two_ways_to_write_a_path_are_one() -> None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from regard.runs.integrity import is_sealed, seal
 from regard.runs.journal import Journal
 from regard.runs.output_dir import read_json, readable_errors
 from regard.runs.rank import is_main_process
+from regard.runs.run_lock import one_run
 
 MARK, LOCK, JOURNAL = "work.json", ".lock", "journal.jsonl"
 UNFINISHED = ".unfinished-"  # how the name of something begins while it is being written
@@ -31,8 +31,6 @@ PREVIOUS, MOVING = ".regard-previous", ".regard-moving"
 LOG_MARK = ".regard-logs"
 """What shows that a folder of trackers' files is of a run, which may delete it."""
 SCHEMA_VERSION = 1
-ONE_RUN = threading.RLock()
-"""Held by a run: the random state of PyTorch, and what Accelerate keeps, are of the process, not of a thread."""
 _HASH = re.compile("[0-9a-f]{64}")
 
 
@@ -170,7 +168,7 @@ def open_work_dir(
     With `resume` it goes on with what an earlier one has left, if anything. Runs of other threads wait until this one
     has ended. Raises UserError if the folder holds something else, or another process works in it.
     """
-    with ONE_RUN:
+    with one_run():
         if folder is None:
             if resume:
                 raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
