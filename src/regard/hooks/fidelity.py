@@ -91,10 +91,10 @@ def verify_routing(model: nn.Module) -> None:
             if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
                 if not tracer.modules:
                     raise no_attention_interface(model)
-                raise UserError(
-                    f"cannot observe {type(model).__name__}: {difference}. Please report this model; verify=False "
-                    "(--skip-verification) measures it nevertheless"
-                )
+                advice = "Please report this model; verify=False (--skip-verification) measures it nevertheless"
+                if not is_known:
+                    advice = "An attention that was registered computes another thing; set attn_implementation='sdpa'"
+                raise UserError(f"cannot observe {type(model).__name__}: {difference}. {advice}")
     if is_known:
         _VERIFIED.add(key)
 
