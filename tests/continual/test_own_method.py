@@ -127,6 +127,17 @@ def test_hooks_that_return_something_else_are_refused(hook: str, problem: str, t
         run_stream(make_learner(stream(4), own, loaded(), BUDGET, seed=1), own)
 
 
+def test_a_penalty_may_be_the_sum_of_no_tensors(tmp_path: Path) -> None:
+    """Before there is an anchor, as of the first task, `sum` gives the number 0."""
+    none = "    def penalties(self, learner):\n        return [0.5 * sum([]), sum([])]"
+    own = method_named(
+        written(tmp_path, f"from regard.continual import method\n\n\nclass Mine(method.Method):\n{none}\n")
+    )()
+    both = own, Finetune()
+    found, expected = (run_stream(make_learner(stream(2), it, loaded(), BUDGET, seed=1), it) for it in both)
+    assert [row["score"] for row in found.rows["matrix"]] == [row["score"] for row in expected.rows["matrix"]]
+
+
 def test_an_error_in_a_hook_is_told_with_its_line(tmp_path: Path) -> None:
     hook = "def penalties(self, learner):\n        yield learner.networks.norm()"
     name = written(tmp_path, f"from regard.continual import method\n\n\nclass Mine(method.Method):\n    {hook}\n")

@@ -153,11 +153,16 @@ Part = TypeVar("Part")
 
 
 def check_iterable(method: Method, hook: str, values: Any, what: str, kind: type[Part]) -> Iterator[Part]:
-    """Iterate over what a hook has returned. Raises UserError, which names the hook, unless these are of a kind."""
+    """Iterate over what a hook has returned, but for numbers 0 among tensors.
+
+    Raises UserError, which names the hook, unless these are of a kind.
+    """
     expected, name = f"{what} one after another, as in a tuple", f"{type(method).__name__}.{hook}"
     if isinstance(values, Tensor) or not isinstance(values, Iterable):
         raise UserError(f"method: expected {expected}; {name} returned a {type(values).__name__}")
     for value in values:
+        if kind is Tensor and isinstance(value, (int, float)) and value == 0:
+            continue  # the sum of no tensors
         if not isinstance(value, kind):
             raise UserError(f"method: expected {expected}; {name} has a {type(value).__name__} among them")
         yield value
