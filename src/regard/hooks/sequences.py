@@ -238,7 +238,7 @@ class Sequences:
         is_encoder = self.role == "encoder" and not self.forward.offset
         if self.stack.is_own and not self.forward.offset:
             check_keys(self.name, call, may_have_room=not is_encoder)
-        elif keys != tokens and (keys > tokens and not has_room or is_encoder and not hides_room(call, tokens)):
+        elif keys != tokens and ((keys > tokens and not has_room) or (is_encoder and not hides_room(call, tokens))):
             raise UserError(
                 f"cannot observe {self.name}: {tokens} tokens attend to {keys} keys that are not these tokens"
             )
