@@ -172,7 +172,8 @@ class LearntModel:
         """Return the answer to each prompt, with the number of its task; the shortest are answered first."""
         generator, tokenizer = self.network.classifier, self.tokenizer
         limits = {"length": self.lineage["length"], "encoder_decoder": generator.is_encoder_decoder}
-        prompts = encode_prompts(texts, tokenizer, side=self.lineage.get("truncation_side", "right"), **limits)
+        side = self.lineage.get("truncation_side", tokenizer.truncation_side)
+        prompts = encode_prompts(texts, tokenizer, side=side, **limits)
         answers, order = [""] * len(texts), sorted(range(len(texts)), key=lambda row: len(prompts[row]))
         device, new_tokens = next(self.network.parameters()).device, self.lineage.get("target_length", NEW_TOKENS)
         pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id

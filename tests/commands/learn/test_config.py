@@ -18,10 +18,11 @@ from regard.commands.learn.identity import run_identity, untold_identity
 from regard.commands.replace.config import ReplaceConfig
 from regard.continual.methods import METHODS
 from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
+from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.runs.config import Config
 from regard.runs.work_dir import open_work_dir
-from tests.continual import small_tasks
+from tests.continual import small_tasks, small_text_tasks
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -336,14 +337,16 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has no column 'task'"):
         stream = LearnConfig(stream=str(tmp_path / "own.jsonl")).read()
     config = LearnConfig()
-    explicit = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    for tasks, untold in ((stream, {}), (small_tasks.stream(), {"config.metric": "auto"})):
+    own, published = {"config.truncation_side": "right"}, {"config.metric": "auto"}
+    for tasks, untold, left_out in ((stream, own, ()), (small_tasks.stream(), published, ("truncation_side",))):
+        unsaid = ("seed", "method", "set", *left_out)
+        explicit = {name: value for name, value in config.identity().items() if name not in unsaid}
         identity = run_identity(config, small_tasks.loaded(), tasks)
         assert identity["config"] == {**explicit, "metric": "auto"}
         assert untold_identity(tasks) == untold
         before = {**identity, "config": explicit}  # of before `--metric`
-        for was, goes_on in ((identity, True), (before, bool(untold))):
-            folder = tmp_path / f"{len(untold)}-{len(was['config'])}"
+        for was, goes_on in ((identity, True), (before, untold == published)):
+            folder = tmp_path / f"{len(left_out)}-{len(was['config'])}"
             with open_work_dir(folder, command="learn", parts=(), keep=True) as work:
                 work.start(was)
                 work.journal.add("one", {})
@@ -351,6 +354,30 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
             begun = open_work_dir(folder, command="learn", parts=(), keep=True, resume=True)
             with contextlib.nullcontext() if goes_on else refused, begun as work:
                 work.start(identity, untold_identity(tasks))
+
+
+@pytest.mark.parametrize(
+    "scale, tasks, told",
+    [
+        ("paper", small_text_tasks.stream(), ""),
+        ("laptop", small_tasks.stream(), ""),
+        (
+            "laptop",
+            small_text_tasks.stream(),
+            r"truncation_side was .right. when the run started and is .middle. now",
+        ),
+    ],
+)
+def test_a_run_that_goes_on_cuts_prompts_as_it_did(scale: Any, tasks: Stream, told: str, tmp_path: Path) -> None:
+    """Runs that name no side cut the end; tasks of classes have no prompts."""
+    now = run_identity(LearnConfig(scale=scale), small_tasks.loaded(), tasks)
+    before = {**now, "config": {name: value for name, value in now["config"].items() if name != "truncation_side"}}
+    with open_work_dir(tmp_path / "w", command="learn", parts=(), keep=True) as work:
+        work.start(before)
+        work.journal.add("one", {})
+    refused = pytest.raises(UserError, match=told) if told else contextlib.nullcontext()
+    with refused, open_work_dir(tmp_path / "w", command="learn", parts=(), keep=True, resume=True) as work:
+        work.start(now, untold_identity(tasks))
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,15 @@ def check_changes(matrix: pd.DataFrame) -> None:
     assert (later["lost"] - later["gained"]).to_numpy() == pytest.approx(fell.to_numpy())
 
 
+def test_prompts_are_cut_as_those_of_a_run_that_names_no_side(tmp_path: Path) -> None:
+    tasks, folder = small_text_tasks.stream(2), tmp_path / "part" / "run"
+    result = run_over(first(tasks, 1), tmp_path / "part", method="finetune", truncation_side="right")
+    del result.metadata["config"]["truncation_side"]
+    result.save(folder, overwrite=True)
+    part = run_over(tasks, tmp_path / "more", after=folder)
+    assert [run["truncation_side"] for run in part.metadata["runs"]] == ["right"]
+
+
 def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part", "ewc")
     with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):
