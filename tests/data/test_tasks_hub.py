@@ -1,6 +1,7 @@
 """Tasks from the hub, which is stood in for by data sets of the same schema made in memory."""
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,10 +78,15 @@ def test_conll(hub: dict[Any, Any]) -> None:
     assert (parts.labels, parts.train.labels) == (("NNP", "VBD"), ((0, 1),))
 
 
-def test_running_text(hub: dict[Any, Any]) -> None:
-    rows = made({"text": ["", " = Title = \n", "", " \n", " One . \n"]})
+def test_running_text_is_that_of_the_files(hub: dict[Any, Any], tmp_path: Path) -> None:
+    """The hub's rows of blank lines are empty."""
+    rows = made({"text": ["", " = Title = \n", "", " One . \n", " Two . \n", ""]})
     hub |= {("Salesforce/wikitext", "wikitext-103-raw-v1", split): rows for split in ("train", "validation")}
-    assert read_task("mlm").train.texts == ((" = Title = \n \n",), (" One . \n",))
+    for name in ("train", "valid"):
+        text = " \n = Title = \n \n One . \n Two . \n \n"
+        (tmp_path / f"wiki.{name}.raw").write_text(text, encoding="utf-8")
+    expected = ((" = Title = \n \n",), (" One . \n",), (" Two . \n \n",))
+    assert read_task("mlm").train.texts == read_task("mlm", tmp_path).train.texts == expected
 
 
 def test_columns_that_are_not_there(hub: dict[Any, Any]) -> None:

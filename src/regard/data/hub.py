@@ -39,6 +39,10 @@ class HubSplit(NamedTuple):
             raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from None
 
 
+BLANK = " \n"
+"""A blank line of WikiText as published; on the hub it is empty, and the text would be another one."""
+
+
 def network_errors() -> tuple[type[Exception], ...]:
     """Return the base exceptions of the HTTP packages that huggingface_hub may use."""
     clients = (name for name in ("httpx2", "httpx", "requests") if importlib.util.find_spec(name) is not None)
@@ -82,7 +86,10 @@ class HubDataset:
         required = (columns,) if isinstance(columns, str) else (*columns.texts, columns.label)
         with split.open(option) as dataset:
             check_columns(required, dataset.column_names, str(split), option)
-            rows = running_text_rows(dataset[columns]) if isinstance(columns, str) else _labeled_rows(dataset, columns)
+            if isinstance(columns, str):
+                rows = running_text_rows(line or BLANK for line in dataset[columns])
+            else:
+                rows = _labeled_rows(dataset, columns)
             return Table(str(split), tuple(rows), "row", option)
 
 
