@@ -122,6 +122,22 @@ def test_an_earlier_run_is_hashed_once_before_and_once_after_the_new_one(
     assert hashed == [tmp_path / "run" / "a"] * 2
 
 
+@pytest.mark.parametrize("name", ["one", "one/run"])
+def test_a_link_that_leads_to_itself_is_refused_before_the_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to("two")
+    (tmp_path / "two").symlink_to("one")
+    with pytest.raises(UserError, match="is a link that leads to itself"):
+        check_output_dir(tmp_path / name, overwrite=True)
+
+
+def test_a_folder_below_one_that_is_gone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(UserError, match="--out: cannot write run: No such file or directory"):
+        check_output_dir("run", overwrite=False)
+
+
 def test_a_mount_point_is_refused_before_the_run() -> None:
     with pytest.raises(UserError, match=r"is a mount point .* Choose a folder below it"):
         check_output_dir("/", overwrite=True, command="test")

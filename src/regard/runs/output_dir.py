@@ -52,12 +52,15 @@ def check_output_dir(
     finished folder that takes its place, may be lost where the marker lists none.
     """
     folder = Path(folder)
-    if not _is_utf8(folder.resolve()):
-        raise UserError(f"{option}: expected a path in UTF-8, got {str(folder.resolve())!a}")
     with readable_errors(folder, option=option):
+        path = os.path.realpath(folder)
+        if any(map(os.path.islink, (path, *map(str, Path(path).parents)))):
+            raise UserError(f"{option}: expected a folder, {folder} is a link that leads to itself")
+        if not _is_utf8(path):
+            raise UserError(f"{option}: expected a path in UTF-8, got {path!a}")
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
-        if os.path.ismount(folder.resolve()):
+        if os.path.ismount(path):
             raise UserError(f"{option}: {folder} is a mount point and cannot be replaced. Choose a folder below it.")
         _check_writable(folder, option)
         if not folder.exists() or not any(folder.iterdir()):
@@ -81,10 +84,10 @@ def check_output_dir(
             _check_all_own(folder, _list_files(replacement), {}, marker, option)
 
 
-def _is_utf8(path: Path) -> bool:
+def _is_utf8(path: str) -> bool:
     """Whether tables can be written to a path: libraries take those that are text alone."""
     try:
-        str(path).encode()
+        path.encode()
     except UnicodeEncodeError:
         return False
     return True
