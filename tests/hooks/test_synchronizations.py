@@ -12,6 +12,7 @@ import transformers
 from torch.overrides import TorchFunctionMode, resolve_name
 
 import regard
+from tests.hooks.test_fidelity import SMALL
 
 READS = {
     *("item", "tolist", "cpu", "numpy", "nonzero", "argwhere", "masked_select", "equal", "is_nonzero", "allclose"),
@@ -100,3 +101,12 @@ def test_the_stand_in_sees_reads() -> None:
     reads.subtract(plain)
     expected = ("__bool__", "__getitem__", "tolist", "to", "__float__", "cpu", "__int__", "item")
     assert {name: count for name, count in reads.items() if count} == dict.fromkeys(expected, 1)
+
+
+def test_the_mask_of_an_encoder_is_not_searched_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many keys as tokens have none; whether some query sees a key reads the mask of all pairs."""
+    monkeypatch.setattr("regard.hooks.sequences.hides_room", lambda *_: pytest.fail("searched"))
+    model = transformers.BertModel(transformers.BertConfig(**SMALL)).eval()
+    mask = torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
+    with regard.watching(model, "column_mass"):
+        model(torch.arange(4, 14).view(2, 5), attention_mask=mask)
