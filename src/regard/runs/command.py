@@ -50,7 +50,7 @@ class Command(ABC):
             metadata = read_metadata(folder, self.name)
         except UserError:
             return False
-        defaults = self.config.newer_defaults()
+        defaults = self.config.untold()
         return {**defaults, **metadata.get("config", {})} == {**defaults, **fields}
 
     @abstractmethod

@@ -337,23 +337,30 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="has no column 'task'"):
         stream = LearnConfig(stream=str(tmp_path / "own.jsonl")).read()
     config = LearnConfig()
-    own, published = {"config.truncation_side": "right"}, {"config.metric": "auto"}
-    for tasks, untold, left_out in ((stream, own, ()), (small_tasks.stream(), published, ("truncation_side",))):
-        unsaid = ("seed", "method", "set", *left_out)
-        explicit = {name: value for name, value in config.identity().items() if name not in unsaid}
+    explicit = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
+    for tasks, untold in ((stream, {}), (small_tasks.stream(), {"config.metric": "auto"})):
+        side = {"config.truncation_side": "right"} if tasks.text else {}
         identity = run_identity(config, small_tasks.loaded(), tasks)
-        assert identity["config"] == {**explicit, "metric": "auto"}
-        assert untold_identity(tasks) == untold
-        before = {**identity, "config": explicit}  # of before `--metric`
-        for was, goes_on in ((identity, True), (before, untold == published)):
-            folder = tmp_path / f"{len(left_out)}-{len(was['config'])}"
+        named = {name: value for name, value in explicit.items() if tasks.text or name != "truncation_side"}
+        assert identity["config"] == {**named, "metric": "auto"}
+        assert untold_identity(tasks, small_tasks.loaded()) == untold | side
+        before = {**identity, "config": named}  # of before `--metric`
+        for was, goes_on in ((identity, True), (before, bool(untold))):
+            folder = tmp_path / f"{len(untold)}-{len(was['config'])}"
             with open_work_dir(folder, command="learn", parts=(), keep=True) as work:
                 work.start(was)
                 work.journal.add("one", {})
             refused = pytest.raises(UserError, match=r"config\.metric was null when the run started and is .auto. now")
             begun = open_work_dir(folder, command="learn", parts=(), keep=True, resume=True)
             with contextlib.nullcontext() if goes_on else refused, begun as work:
-                work.start(identity, untold_identity(tasks))
+                work.start(identity, untold_identity(tasks, small_tasks.loaded()))
+
+
+def test_the_options_of_an_earlier_run_have_its_side(tmp_path: Path) -> None:
+    before = {name: value for name, value in LearnConfig().to_dict().items() if name != "truncation_side"}
+    assert LearnConfig.from_run({"config": before}).truncation_side == "right"
+    assert LearnConfig.from_run({"config": LearnConfig().to_dict()}) == LearnConfig()
+    assert LearnConfig.from_dict(before).truncation_side == "middle"
 
 
 @pytest.mark.parametrize(
@@ -377,7 +384,14 @@ def test_a_run_that_goes_on_cuts_prompts_as_it_did(scale: Any, tasks: Stream, to
         work.journal.add("one", {})
     refused = pytest.raises(UserError, match=told) if told else contextlib.nullcontext()
     with refused, open_work_dir(tmp_path / "w", command="learn", parts=(), keep=True, resume=True) as work:
-        work.start(now, untold_identity(tasks))
+        work.start(now, untold_identity(tasks, small_tasks.loaded()))
+
+
+def test_prompts_of_earlier_runs_were_cut_as_their_tokenizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = small_tasks.loaded()
+    monkeypatch.setattr(loaded.tokenizer, "truncation_side", "left")
+    assert untold_identity(small_text_tasks.stream(), loaded)["config.truncation_side"] == "left"
+    assert "config.truncation_side" not in untold_identity(small_tasks.stream(), loaded)
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -9,8 +10,6 @@ from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from regard.continual.method import Method
     from regard.continual.training_phase import TrainingBudget
     from regard.data.stream import Metric, Stream
@@ -71,6 +70,7 @@ class LearnConfig(Config):
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
     newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_values"})
+    earlier: ClassVar[Mapping[str, Any]] = {"truncation_side": "right"}
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"

@@ -12,7 +12,6 @@ import pandas as pd
 
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
 from regard.commands.learn.heads import HEAD
-from regard.commands.learn.identity import UNTOLD_SIDE
 from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
@@ -50,7 +49,7 @@ class FinishedRun:
 
     def configure(self, stream: Any, method: Any, seeds: Any, arguments: Mapping[str, Any]) -> LearnConfig:
         """Return the run's configuration with the new tasks behind its stream. Raises UserError for other changes."""
-        config = LearnConfig.from_dict({"truncation_side": UNTOLD_SIDE, **self.result.metadata["config"]})
+        config = LearnConfig.from_run(self.result.metadata)
         for name, value in {"method": method, "seeds": seeds}.items():
             if value is not None:
                 raise UserError(f"{name}: expected none with a run to go on with, which has its own")

@@ -179,7 +179,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
                 check_method(run, loaded)
         continued = [] if finished is None else finished.record()
         identity = {**run_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})}
-        work.start(identity, untold_identity(runs[0].stream))
+        work.start(identity, untold_identity(runs[0].stream, loaded))
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:

@@ -45,7 +45,8 @@ class LearnCommand(Command):
         stream = replace(config, method="finetune", set=())
         if config.stream not in STREAMS and stream not in self._writes_text:
             self._writes_text[stream] = stream.read().text
-        return config.to_dict()
+        # In texts of classes the side changes nothing; so trials of before it was a field are the same ones.
+        return (config if self._writes(stream) else replace(config, **LearnConfig.earlier)).to_dict()
 
     def check_models(self, runs: Sequence[Mapping[str, Any]]) -> None:
         configs = [replace(LearnConfig.from_dict(fields), method="finetune", set=()) for fields in runs]
