@@ -180,9 +180,9 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     stream, config = learner.stream, learner.network.classifier.config
     tasks = [dict(task.sha256) for task in stream.tasks]
     lineage = {name: config.lineage.get(name) for name in ("base", "sha256")}
-    unused = ("micro_batch_size",) if stream.text else ("micro_batch_size", "target_length")
-    if not stream.text or learner.budget.truncation_side == "right":  # as states of before it was a field have it
-        unused += ("truncation_side",)
+    unused = ["micro_batch_size"] if stream.text else ["micro_batch_size", "target_length"]
+    if not stream.text or learner.budget.truncation_side == "right":  # as runs of before it was a field have it
+        unused.append("truncation_side")
     return {
         "method": type(method).__name__,
         **({"source": method.source_sha256} if method.source_sha256 else {}),

@@ -57,8 +57,8 @@ STREAM_FIELDS = (
 
 
 @shown_in_notebook(describe_progress)
-@describe_options(LearnConfig)
 @naming_own_code()
+@describe_options(LearnConfig)
 def learn(  # noqa: D417 - the options are described in the configuration
     stream: str | Stream | LearnConfig = "stdlib-split",
     method: str | Sequence[str] | None = None,
