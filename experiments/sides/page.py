@@ -12,7 +12,7 @@ from experiments.common.parts import Page, Table
 from experiments.common.run_table import RunTable
 from experiments.sides.run import LENGTH, LONG, METHODS, SEEDS, SIDES
 from regard.commands.learn.config import SCALES
-from regard.runs.intervals import t_interval
+from regard.runs.intervals import difference_interval, t_interval
 
 RECORD = "sides.json"
 SCORE = "AP til"
@@ -103,7 +103,7 @@ def mean_table(tables: Tables) -> Table:
         for method in METHODS:
             scores, reference = tables.of(side, method), tables.of(SIDES[0], method)
             gains = [scores[seed] - reference[seed] for seed in scores if seed in reference]
-            shown = format_difference(t_interval(gains)) if side != SIDES[0] and gains else "–"
+            shown = format_difference(difference_interval(gains)) if side != SIDES[0] and gains else "–"
             cells += [format_interval(t_interval([*scores.values()]), 1), shown]
         lines.append([f"{LOST[side]} (`{side}`)", *cells])
     head = [title for method in METHODS for title in (f"`{method}`", f"`{method}`, minus without its end")]
