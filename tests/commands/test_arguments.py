@@ -32,7 +32,8 @@ COURSE = (
         "--missing-values",
         "--instructions/--no-instructions",
     ),
-    *("--target-length", "--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
+    *("--target-length", "--truncation-side"),
+    *("--head", "--lr-scheduler-type", "--warmup-ratio", "--batch-size", "--micro-batch-size"),
     *("--num-epochs", "--learning-rate", "--search-learning-rates", "--num-probing-epochs"),
     *(
         "--probing-learning-rate",
