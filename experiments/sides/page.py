@@ -11,7 +11,7 @@ from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table
 from experiments.common.run_table import RunTable
 from experiments.sides.run import LENGTH, LONG, METHODS, SEEDS, SIDES
-from regard.commands.learn.config import SCALES
+from regard.commands.learn.config import LearnConfig
 from regard.runs.intervals import difference_interval, t_interval
 
 RECORD = "sides.json"
@@ -58,7 +58,7 @@ def choose_side(tables: Tables) -> str | None:
 
 def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
     """Return the page."""
-    means, lost = mean_table(tables), LOST[SCALES["laptop"]["truncation_side"]]
+    means, lost = mean_table(tables), LOST[LearnConfig().side]
     cut, count = tables.runs["rows cut"].mean(), int(tables.runs["tasks"].max())
     return Page(
         "sides",
@@ -87,7 +87,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
 
 def describe_choice(tables: Tables) -> str:
     """Return what the rule says, and whether the default is that."""
-    chosen, default = choose_side(tables), SCALES["laptop"]["truncation_side"]
+    chosen, default = choose_side(tables), LearnConfig().side
     if chosen is None:
         return "The runs are not complete."
     follows = "which is the default" if chosen == default else f"and the default, {default}, departs from it"

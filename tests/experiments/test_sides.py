@@ -8,7 +8,7 @@ import pytest
 
 from experiments.sides import page
 from experiments.sides.run import METHODS, SEEDS, SIDES
-from regard.commands.learn.config import SCALES
+from regard.commands.learn.config import LearnConfig
 
 
 def tables(**means: float) -> page.Tables:
@@ -30,7 +30,7 @@ def test_the_middle_is_lost_unless_another_side_is_better(scores: tuple[float, .
     assert page.choose_side(found) == chosen
     told = page.describe_choice(found)
     assert f"The rule picks {chosen}" in told
-    assert ("which is the default" in told) == (chosen == SCALES["laptop"]["truncation_side"])
+    assert ("which is the default" in told) == (chosen == LearnConfig().side)
 
 
 def test_no_choice_is_made_without_all_runs() -> None:

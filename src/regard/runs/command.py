@@ -50,7 +50,7 @@ class Command(ABC):
             metadata = read_metadata(folder, self.name)
         except UserError:
             return False
-        defaults = self.config.untold()
+        defaults = self.config.newer_defaults()
         return {**defaults, **metadata.get("config", {})} == {**defaults, **fields}
 
     @abstractmethod

@@ -39,8 +39,6 @@ class Config:
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
     newer: ClassVar[frozenset[str]] = frozenset()
     """Fields that runs of earlier versions lack: while they have their default, no dictionary names them."""
-    earlier: ClassVar[Mapping[str, Any]] = {}
-    """Values of fields in runs of earlier versions, which do not name them, where their default is another now."""
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
@@ -90,12 +88,7 @@ class Config:
         values = metadata.get("config", metadata)
         if not isinstance(values, dict):
             raise UserError(f"config: expected an object of fields in {path}, got {type(values).__name__}")
-        return cls.from_run(metadata) if "config" in metadata else cls.from_dict(values)
-
-    @classmethod
-    def from_run(cls: type[C], metadata: Mapping[str, Any]) -> C:
-        """Return the configuration of a run, perhaps of an earlier version, from its `results.json`."""
-        return cls.from_dict({**cls.earlier, **metadata["config"]})
+        return cls.from_dict(values)
 
     @classmethod
     def from_options(cls: type[C], path: str | Path | None, options: Mapping[str, Any]) -> C:
@@ -113,11 +106,6 @@ class Config:
     def newer_defaults(cls) -> dict[str, Any]:
         """Return the defaults of the `newer` fields: what runs had that do not name them."""
         return {name: cls.options()[name].default for name in sorted(cls.newer)}
-
-    @classmethod
-    def untold(cls) -> dict[str, Any]:
-        """Return what runs of earlier versions had of the fields that they do not name."""
-        return {**cls.newer_defaults(), **cls.earlier}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a resumed run may not change."""

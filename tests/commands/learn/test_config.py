@@ -323,7 +323,7 @@ def test_texts_that_are_no_values() -> None:
 
 @pytest.mark.parametrize("config", [LearnConfig, ReplaceConfig])
 def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[Config]) -> None:
-    newer = {LearnConfig: {"missing_values", "metric"}, ReplaceConfig: {"missing_values"}}[config]
+    newer = {LearnConfig: {"missing_values", "metric", "truncation_side"}, ReplaceConfig: {"missing_values"}}[config]
     before = config().to_dict()
     assert before.keys() == set(config.field_names()) - newer
     assert config.from_dict(before).to_dict() == before
@@ -341,10 +341,10 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
     for tasks, untold in ((stream, {}), (small_tasks.stream(), {"config.metric": "auto"})):
         side = {"config.truncation_side": "right"} if tasks.text else {}
         identity = run_identity(config, small_tasks.loaded(), tasks)
-        named = {name: value for name, value in explicit.items() if tasks.text or name != "truncation_side"}
-        assert identity["config"] == {**named, "metric": "auto"}
+        now = {"truncation_side": "middle"} if tasks.text else {}
+        assert identity["config"] == {**explicit, "metric": "auto"} | now
         assert untold_identity(tasks, small_tasks.loaded()) == untold | side
-        before = {**identity, "config": named}  # of before `--metric`
+        before = {**identity, "config": explicit | now}  # of before `--metric`
         for was, goes_on in ((identity, True), (before, bool(untold))):
             folder = tmp_path / f"{len(untold)}-{len(was['config'])}"
             with open_work_dir(folder, command="learn", parts=(), keep=True) as work:
@@ -354,13 +354,6 @@ def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
             begun = open_work_dir(folder, command="learn", parts=(), keep=True, resume=True)
             with contextlib.nullcontext() if goes_on else refused, begun as work:
                 work.start(identity, untold_identity(tasks, small_tasks.loaded()))
-
-
-def test_the_options_of_an_earlier_run_have_its_side(tmp_path: Path) -> None:
-    before = {name: value for name, value in LearnConfig().to_dict().items() if name != "truncation_side"}
-    assert LearnConfig.from_run({"config": before}).truncation_side == "right"
-    assert LearnConfig.from_run({"config": LearnConfig().to_dict()}) == LearnConfig()
-    assert LearnConfig.from_dict(before).truncation_side == "middle"
 
 
 @pytest.mark.parametrize(

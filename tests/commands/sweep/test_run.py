@@ -458,6 +458,29 @@ def test_models_of_a_cluster_are_looked_for_there(tmp_path: Path, monkeypatch: p
         sweep("learn", {"learning_rate": [0.1]}, out=tmp_path / "out", config=settings, num_seeds=1, launcher="ray")
 
 
+@pytest.mark.parametrize(
+    "fields, side", [({}, "middle"), ({"truncation_side": "left"}, "left"), ({"scale": "paper"}, "right")]
+)
+def test_trials_on_ones_own_tasks_are_known_by_their_fields(
+    fields: dict[str, str], side: str, tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name the side of prompts if it was given, so that a sweep of before it could be goes on."""
+    rows = [{"task": "t", "text": f"w{number}", "label": f"w{number % 2}"} for number in range(20)]
+    stream, found = tmp_path / "rows.jsonl", list[dict[str, Any]]()
+    stream.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def stop(_command: Any, trials: Any, *_: Any) -> None:
+        found.extend(trial.fields for trial in trials)
+        raise UserError("as far as the trials")
+
+    monkeypatch.setattr("regard.commands.sweep.run._run_trials", stop)
+    settings = {"stream": str(stream), "model": str(tiny("bert")), **fields}
+    with pytest.raises(UserError, match="as far as the trials"):
+        sweep("learn", {"learning_rate": [0.1, 0.2]}, out=tmp_path / "out", config=settings, num_seeds=1)
+    assert [LearnConfig.from_dict(one).side for one in found] == [side] * 2
+    assert ["truncation_side" in one for one in found] == ["truncation_side" in fields] * 2
+
+
 def test_an_encoder_does_not_learn_to_answer_in_a_sweep(tiny: Callable[..., Path], tmp_path: Path) -> None:
     rows = [{"task": "t", "text": f"w{number}", "answer": f"w{number}"} for number in range(10)]
     stream = tmp_path / "rows.jsonl"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
@@ -10,13 +9,15 @@ from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from regard.continual.method import Method
-    from regard.continual.training_phase import TrainingBudget
+    from regard.continual.training_phase import TrainingBudget, TruncationSide
     from regard.data.stream import Metric, Stream
 
 _ALL_ROWS: dict[str, Any] = {
     **{"samples_per_class": None, "max_eval_samples": None, "batch_size": 32, "max_steps": None, "min_steps": 0},
-    **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3, "target_length": 50, "truncation_side": "right"},
+    **{"num_probing_epochs": 3, "probing_learning_rate": 1e-3, "target_length": 50},
 }
 _FALLING = {"lr_scheduler_type": "linear", "warmup_ratio": 0.06, "weight_decay": 0.01, "precision": "float32"}
 _PAPER = {**_ALL_ROWS, **_FALLING, "length": 128}
@@ -27,8 +28,7 @@ _FEW_STEPS = ("cb=100", "copa=200", "boolq=500", "imdb=250", "dbpedia=200", "mul
 SCALES: dict[str, dict[str, Any]] = {
     "laptop": {
         **_FALLING,
-        **{"samples_per_class": 60, "max_eval_samples": 100},
-        **{"length": None, "target_length": 16, "truncation_side": "middle"},
+        **{"samples_per_class": 60, "max_eval_samples": 100, "length": None, "target_length": 16},
         **{"batch_size": 16, "max_steps": None, "min_steps": 48},
         **{"num_epochs": 3, "learning_rate": None, "num_probing_epochs": 3, "probing_learning_rate": 1e-2},
     },
@@ -69,8 +69,7 @@ class LearnConfig(Config):
     command: ClassVar[str] = "learn"
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
-    newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_values"})
-    earlier: ClassVar[Mapping[str, Any]] = {"truncation_side": "right"}
+    newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_values", "truncation_side"})
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
@@ -239,6 +238,11 @@ class LearnConfig(Config):
         return limits
 
     @property
+    def side(self) -> TruncationSide:
+        """What a prompt that is too long loses."""
+        return self.truncation_side or ("middle" if self.scale == "laptop" else "right")
+
+    @property
     def label(self) -> str:
         """Name of the method in tables, with its settings."""
         return " ".join([self.method, *self.set])
@@ -253,13 +257,17 @@ class LearnConfig(Config):
         from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
 
         names = {item.name for item in fields(TrainingBudget)} & {item.name for item in fields(self)}
-        unset = {"length"} if self.length is None else set[str]()
+        unset = {"truncation_side", *(("length",) if self.length is None else ())}
         values = {name: getattr(self, name) for name in names - {"max_steps", "learning_rate"} - unset}
         if rate is None:
             has_adapters = lora is not None or self.lora_rank is not None or self.make_method().trains_adapters
             rate = next(iter(self.learning_rates), ADAPTER_RATE if has_adapters else FULL_RATE)
         return TrainingBudget(
-            **values, max_steps=self.step_limits, default_max_steps=self.default_step_limit, learning_rate=rate
+            **values,
+            truncation_side=self.side,
+            max_steps=self.step_limits,
+            default_max_steps=self.default_step_limit,
+            learning_rate=rate,
         )
 
     def unused_rate(self) -> list[str]:

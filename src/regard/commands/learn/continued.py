@@ -49,7 +49,11 @@ class FinishedRun:
 
     def configure(self, stream: Any, method: Any, seeds: Any, arguments: Mapping[str, Any]) -> LearnConfig:
         """Return the run's configuration with the new tasks behind its stream. Raises UserError for other changes."""
-        config = LearnConfig.from_run(self.result.metadata)
+        config, runs = LearnConfig.from_dict(self.result.metadata["config"]), self.result.metadata["runs"]
+        metrics = {task["metric"] for task in self.result.metadata["stream"]["tasks"] if task.get("metric")}
+        side = runs[0].get("truncation_side", "right")  # which runs had that do not name it
+        if metrics and side != config.side:
+            config = config.replace(truncation_side=side)
         for name, value in {"method": method, "seeds": seeds}.items():
             if value is not None:
                 raise UserError(f"{name}: expected none with a run to go on with, which has its own")
@@ -64,7 +68,6 @@ class FinishedRun:
             return config.replace(**changes, stream=stream.name, order=AS_GIVEN)
         if config.order == AS_GIVEN:
             raise UserError(f"stream: expected all tasks as one Stream, as {self.folder} was over a Stream")
-        metrics = {task["metric"] for task in self.result.metadata["stream"]["tasks"] if task.get("metric")}
         if config.metric == "auto" and len(metrics) == 1 and not STREAMS.keys() & set(config.parts):
             changes["metric"] = metrics.pop()  # by which the earlier tasks were scored
         return config.replace(**changes, stream=f"{config.stream},{stream}")

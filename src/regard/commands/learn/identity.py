@@ -9,11 +9,11 @@ from regard.models.pretrained import Loaded
 
 def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
-    fields = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    if not stream.text:  # texts of classes are cut at their ends
-        del fields["truncation_side"]
+    untold = ("seed", "method", "set", "truncation_side")
+    fields = {name: value for name, value in config.identity().items() if name not in untold}
+    side = {"truncation_side": config.side} if stream.text else {}  # texts of classes are cut at their ends
     tasks = sorted(task.name for task in stream.tasks)
-    return {"config": {**fields, "metric": config.metric}, "model": loaded.sha256, "tasks": tasks}
+    return {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks}
 
 
 def untold_identity(stream: Stream, loaded: Loaded) -> dict[str, Any]:

@@ -42,22 +42,22 @@ class LearnCommand(Command):
         config = LearnConfig.from_dict(fields)
         if len(split_methods(config)) > 1:
             raise UserError(f"method: expected one in each trial, got {config.method}; vary method={config.method}")
-        stream = replace(config, method="finetune", set=())
-        if config.stream not in STREAMS and stream not in self._writes_text:
-            self._writes_text[stream] = stream.read().text
-        # In texts of classes the side changes nothing; so trials of before it was a field are the same ones.
-        return (config if self._writes(stream) else replace(config, **LearnConfig.earlier)).to_dict()
+        self._writes(config)
+        return config.to_dict()
 
     def check_models(self, runs: Sequence[Mapping[str, Any]]) -> None:
-        configs = [replace(LearnConfig.from_dict(fields), method="finetune", set=()) for fields in runs]
+        configs = map(LearnConfig.from_dict, runs)
         models = {(config.model, config.adapter, self._writes(config)): None for config in configs}
         for model, adapter, writes_text in models:
             check_model(model, adapter, language_model=writes_text)
 
     def _writes(self, config: LearnConfig) -> bool:
-        """Whether the tasks of a stream are answered in texts: a published one is not read to know it."""
+        """Whether the tasks of a stream are answered in texts: a published one is not read to know it, others once."""
         if config.stream not in STREAMS:
-            return self._writes_text[config]
+            stream = replace(config, method="finetune", set=())
+            if stream not in self._writes_text:
+                self._writes_text[stream] = stream.read().text
+            return self._writes_text[stream]
         benchmark = STREAMS[config.stream].benchmark
         first = "classification" if benchmark is None else benchmark.task_types[0]
         return (first if config.task_type == "auto" else config.task_type) == "generation"

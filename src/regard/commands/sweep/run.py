@@ -163,7 +163,7 @@ def sweep(
         command.check_models(left)
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
-        state = SweepState.open(folder, command.name, command.config.untold())
+        state = SweepState.open(folder, command.name, command.config.newer_defaults())
         trials = [_as_before(trial, state) for trial in trials]
         state.add_data(dict.fromkeys(path for trial in trials for path in command.data_paths(trial.fields)))
         state.add({trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
