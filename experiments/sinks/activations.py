@@ -19,15 +19,12 @@ import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import regard
-from experiments.sinks.run import FOLDER, folder, of_row
+from experiments.sinks.models import load_run
+from experiments.sinks.run import FOLDER
 from experiments.sinks.tables import ACTIVATIONS, SINK, SINKING, SINKLESS
-from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import prepare_text
 from regard.errors import UserError
-from regard.runs.output_dir import cache_dir
 
 ROWS = ("softmax", "sigmoid")
 SEEDS = 3
@@ -67,13 +64,9 @@ def _by_head(rows: pd.DataFrame) -> pd.DataFrame:
 
 def measure_model(work: Path, row: str, seed: int) -> pd.DataFrame:
     """Return a line for each head of the model of a run, as `measure_heads` does."""
-    place = folder(work, row, seed)
-    result = PretrainResult.load(place)
-    recipe, watch = of_row(row, seed, result.metadata["config"]["data"]), result.metadata["watch"]
-    text = prepare_text(recipe, cache_dir(work / "cache"))
-    (ids,) = text.held_out(recipe, watch["samples"], watch["length"]).values()
-    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
-    return measure_heads(model, ids, epsilon=watch["epsilon"])
+    result, model, ids = load_run(work, row, seed)
+    watch = result.metadata["watch"]
+    return measure_heads(model, ids[:, : watch["length"]], epsilon=watch["epsilon"])
 
 
 def average_heads(heads: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -21,15 +21,12 @@ import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import regard.models
-from experiments.sinks.run import FOLDER, folder, of_row
-from regard.commands.pretrain.result import PretrainResult
-from regard.commands.pretrain.run import prepare_text
+from experiments.sinks.models import load_run
+from experiments.sinks.run import FOLDER
 from regard.constants import Head
 from regard.errors import UserError
-from regard.runs.output_dir import cache_dir
 
 ROWS = ("softmax", "first token free", "weight decay 0.1", "QK-norm")
 """Softmax with a sink, and without: no fixed token, less weight decay, normalized queries and keys."""
@@ -94,14 +91,10 @@ def interventions(model: Any, measured: Tensor, seed: int) -> Iterator[tuple[str
 
 def score(work: Path, row: str, seed: int) -> Iterator[dict[str, Any]]:
     """Yield the loss of one model under each intervention."""
-    place = folder(work, row, seed)
-    result = PretrainResult.load(place)
-    recipe, sink_rate = of_row(row, seed, result.metadata["config"]["data"]), result.final["sink_rate"]
-    (ids,) = prepare_text(recipe, cache_dir(work / "cache")).held_out(recipe, SEQUENCES, recipe.length).values()
-    model = AutoModelForCausalLM.from_pretrained(place / "model").eval()
+    result, model, ids = load_run(work, row, seed, SEQUENCES)
     for name, heads, state in interventions(model, ids[::2], seed):
-        line = {"row": row, "seed": seed, "intervention": name, "heads": heads, "sink_rate": sink_rate}
-        yield line | {"loss": loss(model, ids[1::2], state)}
+        line = {"row": row, "seed": seed, "intervention": name, "heads": heads}
+        yield line | {"sink_rate": result.final["sink_rate"], "loss": loss(model, ids[1::2], state)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
