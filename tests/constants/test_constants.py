@@ -361,17 +361,21 @@ def test_constants_without_data_are_those_of_the_paper() -> None:
     torch.testing.assert_close(SOURCES["toeplitz"](2, 3), torch.tensor([[1, half, third], [half, 1, half]]))
 
 
-def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
-    """Its inputs are the labels, shifted by one; it does not see those that are ignored."""
+def small_bart() -> BartForConditionalGeneration:
     torch.manual_seed(0)
     config = BartConfig(
         vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
         decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, init_std=0.5,
     )  # fmt: skip
-    model = BartForConditionalGeneration(config).eval()
+    return BartForConditionalGeneration(config).eval()
+
+
+def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
+    """Its inputs are the labels, shifted by one; it does not see those that are ignored."""
+    model = small_bart()
     ids = torch.randint(4, 60, (2, 6))
     labels = torch.tensor([[7, 8, 9, 10, 11], [12, 13, -100, -100, -100]])
-    start, pad = config.decoder_start_token_id, config.pad_token_id
+    start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
     decoder_ids = torch.tensor([[start, 7, 8, 9, 10], [start, 12, 13, pad, pad]])
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     read = {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}
@@ -381,12 +385,7 @@ def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
 
 def test_padding_of_the_encoder_does_not_move_what_the_decoder_reads() -> None:
     """Both are of one length; each has padding of its own, on another side."""
-    torch.manual_seed(0)
-    config = BartConfig(
-        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=32, init_std=0.5,
-    )  # fmt: skip
-    model = BartForConditionalGeneration(config).eval()
+    model = small_bart()
     ids, decoder_ids = torch.randint(4, 60, (2, 2, 6), generator=torch.Generator().manual_seed(1))
     mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0]])
     right = {"input_ids": ids, "attention_mask": mask}
