@@ -25,7 +25,7 @@ from regard.commands.measure import cli as measure
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, check_utf8, describe_error
 from regard.runs.rank import is_main_process
 from regard.runs.version import VERSION
 
@@ -88,7 +88,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     _write_any_sign()
     gc.disable()  # for the imports, of which it takes a fifth of the time; run_command enables it behind them
     try:
-        _check_encoding(sys.argv[1:] if arguments is None else arguments)
+        advice = "give the file another name, or set PYTHONUTF8=1 if the terminal writes UTF-8"
+        for argument in sys.argv[1:] if arguments is None else arguments:
+            check_utf8(str(argument), "expected arguments", advice=advice)
         args, unknown = parser().parse_known_args(arguments)
         command, resumes = f"regard {args.command}", getattr(args, "resume", False)
         if unknown:
@@ -126,16 +128,6 @@ def _write_any_sign() -> None:
     """Let standard output write what its encoding lacks as an escape, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
-
-
-def _check_encoding(arguments: Sequence[str]) -> None:
-    """Raise UserError for an argument that could not be read as text, as a path in another encoding than UTF-8."""
-    for argument in map(str, arguments):
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            advice = "give the file another name, or set PYTHONUTF8=1 if the terminal writes UTF-8"
-            raise UserError(f"expected arguments in UTF-8, got {argument!a}; {advice}") from None
 
 
 def _drop_output() -> bool:

@@ -18,6 +18,14 @@ class UserError(ValueError):
     """A mistake of the user, in one line, which the command line prints before it exits with code 2."""
 
 
+def check_utf8(text: str, expected: str, *, advice: str = "") -> None:
+    """Raise UserError, which begins with what was expected, for a text that came in another encoding than UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{expected} in UTF-8, got {text!a}{advice and f'; {advice}'}") from None
+
+
 def check_int(name: str, value: Any, *, least: int) -> None:
     """Raise UserError unless the value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

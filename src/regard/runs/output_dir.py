@@ -17,7 +17,7 @@ from typing import Any
 
 import safetensors
 
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, check_utf8, describe_error
 from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"  # the file by which a folder is known to be that of a run
@@ -56,8 +56,7 @@ def check_output_dir(
         path = os.path.realpath(folder)
         if any(map(os.path.islink, (path, *map(str, Path(path).parents)))):
             raise UserError(f"{option}: expected a folder, {folder} is a link that leads to itself")
-        if not _is_utf8(path):
-            raise UserError(f"{option}: expected a path in UTF-8, got {path!a}")
+        check_utf8(path, f"{option}: expected a path")
         if folder.exists() and not folder.is_dir():
             raise UserError(f"{option}: expected a folder, {folder} is a file")
         if os.path.ismount(path):
@@ -82,15 +81,6 @@ def check_output_dir(
             _check_all_own(folder, set(checksums), checksums, marker, option)
         elif replacement is not None:
             _check_all_own(folder, _list_files(replacement), {}, marker, option)
-
-
-def _is_utf8(path: str) -> bool:
-    """Whether tables can be written to a path: libraries take those that are text alone."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _check_all_own(folder: Path, names: set[str], checksums: Mapping[str, str], marker: str, option: str) -> None:

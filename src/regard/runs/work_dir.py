@@ -168,37 +168,36 @@ def open_work_dir(
     With `resume` it goes on with what an earlier one has left, if anything. Runs of other threads wait until this one
     has ended. Raises UserError if the folder holds something else, or another process works in it.
     """
-    with one_run():
-        if folder is None:
-            if resume:
-                raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
-            with tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
-                yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products), journal_alone)
-            return
-        work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products), journal_alone)
-        with contextlib.ExitStack() as stack:
-            with raise_on_all_ranks(), readable_errors(work.folder):
+    if folder is None:
+        if resume:
+            raise UserError("resume: expected the folder of the run to go on with, work_dir=…; got none")
+        with one_run(), tempfile.TemporaryDirectory(prefix=f"regard-{command}-") as temporary:
+            yield WorkDir(Path(temporary), command, tuple(parts), False, tuple(products), journal_alone)
+        return
+    work = WorkDir(Path(folder), command, tuple(parts), resume, tuple(products), journal_alone)
+    with one_run(), contextlib.ExitStack() as stack:
+        with raise_on_all_ranks(), readable_errors(work.folder):
+            check_work_dir(work.folder, command)
+            path = work.folder.absolute()
+            new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
+            stack.enter_context(lock_dir(work.folder, command))
+            if is_main_process():
+                work.settle()  # what a process left that was killed
                 check_work_dir(work.folder, command)
-                path = work.folder.absolute()
-                new_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
-                stack.enter_context(lock_dir(work.folder, command))
-                if is_main_process():
-                    work.settle()  # what a process left that was killed
-                    check_work_dir(work.folder, command)
-            try:
-                yield work
-            except BaseException:
-                if is_main_process():
-                    with readable_errors(work.folder):
-                        work.undo()
-                    _remove_empty(new_folders)
-                raise
+        try:
+            yield work
+        except BaseException:
             if is_main_process():
                 with readable_errors(work.folder):
-                    _delete(work.folder / PREVIOUS)
-                    if not keep:
-                        work.clear()
-                        _remove_empty(new_folders)
+                    work.undo()
+                _remove_empty(new_folders)
+            raise
+        if is_main_process():
+            with readable_errors(work.folder):
+                _delete(work.folder / PREVIOUS)
+                if not keep:
+                    work.clear()
+                    _remove_empty(new_folders)
 
 
 def find_log_dir(folder: str | Path | None, *, resume: bool) -> Path | None:

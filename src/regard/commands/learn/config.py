@@ -239,7 +239,7 @@ class LearnConfig(Config):
 
     @property
     def side(self) -> TruncationSide:
-        """What a prompt that is too long loses."""
+        """What a prompt that is too long loses: as given, or of the scale, which writes it into no field."""
         return self.truncation_side or ("middle" if self.scale == "laptop" else "right")
 
     @property
