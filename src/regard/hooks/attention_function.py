@@ -34,6 +34,13 @@ class Observer:
     ) -> None:
         """See a call that was not skipped, its output (batch, head, query, width) and reductions by name."""
 
+    def attend_step(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+        """Return the output of a token that sees all keys, and observe it; None: it takes the way of all calls.
+
+        That is a shorter way for the next step of a generation, whose every operation counts.
+        """
+        return None
+
 
 Present = tuple[Observer, Callable[[], bool]]
 """An observer, and whether it sees what this thread computes."""
@@ -62,6 +69,7 @@ IGNORED = (
     "num_items_in_batch", "position_ids", "seq_idx", "special_tokens_mask", "token_type_ids",
 )  # fmt: skip
 """Options that do not: the mask says it already, or they are meant for other parts of the model."""
+_OBEYED, _KNOWN = frozenset(OBEYED), frozenset(OBEYED + IGNORED)
 
 
 def attention_function(
@@ -86,7 +94,7 @@ def attention_function(
     Raises:
         UserError: The host passes a tensor of which nobody knows what it does to the weights.
     """
-    if unknown := [name for name in options if name not in OBEYED + IGNORED and isinstance(options[name], Tensor)]:
+    if unknown := [name for name in options if name not in _KNOWN and isinstance(options[name], Tensor)]:
         raise UserError(f"cannot observe {type(module).__name__}: its attention has the unknown option {unknown[0]}")
     if weighs_depth(type(module)):
         over_depth = _read_call(query, key, value, attention_mask, scaling, False, options)
@@ -127,16 +135,26 @@ def attention_function(
 def _decode(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, options: dict[str, Any]
 ) -> Tensor | None:
-    """Return the output of one token without mask in a module with constant heads; None: it takes `dispatch`."""
-    constants = module._modules.get(NAME)
-    if not isinstance(constants, ConstantHeadsByCall) or any(options.get(name) is not None for name in OBEYED):
+    """Return the output of one token without mask in a module with constant heads, or one that an observer follows.
+
+    None: it takes `dispatch`.
+    """
+    constants, present = module._modules.get(NAME), OBSERVERS.get(module, ())
+    if len(present) > 1 or (constants is None) != bool(present):
         return None
-    if OVERRIDE in vars(module) or module in OBSERVERS or "compressor" in module._modules or _lacks_sdpa(type(module)):
+    if any(options[name] is not None for name in _OBEYED.intersection(options)):
         return None
-    token = IN_INTERFACE.set(True)
+    if OVERRIDE in vars(module) or "compressor" in module._modules or _lacks_sdpa(type(module)):
+        return None
+    scale, token = _read_scale(query, scaling), IN_INTERFACE.set(True)
     try:
-        scale = _read_scale(query, scaling)
-        return constants.decode(module, query, key, value, scale)
+        if isinstance(constants, ConstantHeadsByCall):
+            return constants.decode(module, query, key, value, scale)
+        for observer, sees in present:
+            if EXCLUSIVE.get() in (None, observer) and sees() and not torch.is_autocast_enabled(query.device.type):
+                output = observer.attend_step(module, query, key, value, scale)
+                return None if output is None else output.transpose(1, 2).contiguous()
+        return None
     finally:
         IN_INTERFACE.reset(token)
 

@@ -8,6 +8,11 @@ import torch
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
 
 
+def is_autocast_on() -> bool:
+    """Return whether products are computed in a lower precision than their operands on some device."""
+    return any(map(torch.is_autocast_enabled, DEVICE_TYPES))
+
+
 def without_autocast() -> AbstractContextManager[None]:
     """Return a block in which no product is computed in a lower precision than its operands."""
     enabled = [device for device in DEVICE_TYPES if torch.is_autocast_enabled(device)]

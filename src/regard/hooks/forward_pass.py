@@ -115,6 +115,11 @@ class ForwardContext:
         told = self.token_mask, self.segments, self.encoder_mask, self.pair_mask
         return self.offset == 0 and all(value is None for value in told)
 
+    @property
+    def is_next_step(self) -> bool:
+        """Whether it goes on behind a cache that has no more room than tokens, of which none is padding."""
+        return bool(self.offset) and self.token_mask is None and not self.has_room
+
     @cached_property
     def token_starts(self) -> tuple[int, ...] | None:
         """Index of each row's first real token, read from a GPU once; None if none is padding."""

@@ -53,6 +53,16 @@ class KeptCalls:
             and torch.equal(call.key[:, 0, :keys, :KEY_ENTRIES], latest.key[:, 0, :, :KEY_ENTRIES])
         )
 
+    def next_call(self, query: Tensor, key: Tensor, value: Tensor, scale: float, offset: int) -> AttentionCall | None:
+        """Return the call of a token that sees all keys, if it is the next step of a layer with nothing special."""
+        latest = self.latest
+        if latest is None or scale != latest.scale or not latest.is_plain or latest.starts is not None:
+            return None
+        if latest.query_mask is not None or latest.key_mask is not None:
+            return None
+        call = replace(latest, query=query, key=key, value=value, offset=offset)
+        return call if can_keep(call) and self.goes_on(call) else None
+
     def _check_unwritten(self) -> None:
         if self.latest is not None and self.versions != _versions(self.latest):
             raise UserError(

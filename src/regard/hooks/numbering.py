@@ -99,10 +99,10 @@ class BlockCounter:
 
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
         """Return the position of an attention call. UserError outside of blocks, or for two layers of a kind in one."""
-        block = self._find_block(module)
+        layer = self.layer_of(module)
+        block = layer // self._layers_per_block
         if self._ranks and module not in self._ranks:
             raise self._several_layers(block)
-        layer = block * self._layers_per_block + self._ranks.get(module, 0)
         position, made = CallPosition(layer), UNROUNDED.get() or call  # a rounded copy is no view of what it is of
         if kind in self._latest and self._latest[kind][0].layer // self._layers_per_block == block:
             latest, latest_module, query, key = self._latest[kind]
@@ -116,6 +116,10 @@ class BlockCounter:
         self._called.add(module)
         self._latest[kind] = position, module, made.query, made.key
         return position
+
+    def layer_of(self, module: nn.Module) -> int:
+        """Return the layer of an attention module in the execution of its block. UserError outside of blocks."""
+        return self._find_block(module) * self._layers_per_block + self._ranks.get(module, 0)
 
     def end(self, *_arguments: Any) -> None:
         """End a forward. Raise a UserError if it executed more blocks than there are, and that not in a loop."""

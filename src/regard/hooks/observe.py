@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from regard.attention.call import AttentionCall, num_writes
+from regard.attention.fused import sdpa
 from regard.attention.gradients import no_grad
 from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
@@ -298,6 +299,23 @@ class Watch(Observer, Readings):
         self._waits = may_join and may_wait(call)
         is_later = position.is_repeat or self._is_kept or self._waits
         return call, ReductionRequest() if is_later else self._wanted.request
+
+    def attend_step(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
+        sequences = self.locations[module][0]
+        forward = sequences.forward
+        if forward is None or not sequences.lengths or not forward.is_next_step or sequences.stack.is_own:
+            return None
+        index = sequences.counter.layer_of(module)
+        kept = self._kept.get((module, index))
+        call = None if kept is None else kept.next_call(query, key, value, scale, forward.offset)
+        if kept is None or call is None:
+            return None
+        self.latest, self._is_kept, self._waits = sequences.locate(module, "self", call), True, False
+        self._calls += 1
+        output = sdpa(call)
+        kept.add(call)
+        sequences.latest["self"] = call, output.detach(), {}, dict(sequences.layer("self", index).tensors)
+        return output
 
     def _can_keep(self, forward: ForwardContext, position: CallPosition, call: AttentionCall) -> bool:
         """Return whether a call is a step with a cache that may be reduced together with later ones."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModel, PreTrainedModel
@@ -24,6 +25,8 @@ EAGER_NAME = "regard-eager"
 """For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
 EAGER = "eager"
 """The attention of Transformers that multiplies whole matrices."""
+_HOSTS: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
+"""The model of a class of configs: to look it up takes as long as some operations."""
 HINT = "regard_hint"
 """Attribute of a mask with the fields of a call that say the same, as long as nobody has written to the mask."""
 
@@ -70,11 +73,17 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
 
 def lacks_sdpa(config: Any) -> bool:
     """Return whether models with a config do not support SDPA, so that they expect the masks of eager attention."""
-    try:
-        host = AutoModel._model_mapping.get(type(config), None)
-    except ValueError:  # Transformers names the model of this config, and does not export it
-        return False
-    return host is not None and not getattr(host, "_supports_sdpa", True)
+    host = _HOSTS.get(type(config))
+    if host is None:
+        try:
+            host = AutoModel._model_mapping.get(type(config), None)
+        except ValueError:  # Transformers names the model of this config, and does not export it
+            return False
+        if host is None:
+            return False
+        if not is_traced():
+            _HOSTS[type(config)] = host
+    return not getattr(host, "_supports_sdpa", True)
 
 
 def function_of_user(functions: Mapping[str, Any], name: str | None) -> Any:

@@ -14,7 +14,7 @@ from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
-from regard.hooks.autocast import without_autocast
+from regard.hooks.autocast import is_autocast_on, without_autocast
 from regard.hooks.continuous_batching import without_continuous_batching
 from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
@@ -271,11 +271,20 @@ class _ObserverHook:
     def __init__(self, observer: Observer, function: Callable[..., None], sees: Callable[[], bool]) -> None:
         self._observer, self._function, self._sees = observer, function, sees
 
-    @torch.compiler.disable(reason=OBSERVED)  # type: ignore[untyped-decorator]  # it counts, which a graph would do once
     def __call__(self, *args: Any) -> None:
+        run = self._run_outside_graphs if is_traced() else self._run  # what keeps it outside takes time in each layer
+        run(*args)
+
+    def _run(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer) and self._sees():
+            if not is_autocast_on():
+                self._function(*args)
+                return
             with without_autocast():
                 self._function(*args)
+
+    _run_outside_graphs = torch.compiler.disable(_run, reason=OBSERVED)
+    """It counts, which a graph would do once."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
         return _make_idle_hook, ()

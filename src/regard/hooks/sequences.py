@@ -141,8 +141,8 @@ class Sequences:
         if kind == "self":
             if not self.lengths:
                 self._read_first_attention(module, call)
-            elif len(call.query) != self._batch:
-                self._refuse_rows(self._batch, len(call.query))
+            elif call.query.shape[0] != self._batch:
+                self._refuse_rows(self._batch, call.query.shape[0])
             if not position.is_repeat:
                 self.lengths.setdefault(position.layer, []).append(call.query.shape[2])
             if self.stack.is_own:
