@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks import observe, watching
+from regard.hooks import Watch, observe, watching
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from tests.named_cache import behind
 
@@ -56,6 +56,23 @@ def test_steps_are_reduced_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(observe, "reduce", reduce)
     measured(llama(), [5, *[1] * 7])
     assert queries == [5, 7, 7]  # of the prompt of both layers at once
+
+
+def test_the_next_token_goes_a_shorter_way_in_all_layers_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first learns whether the forward goes on with the rows of before; `expected` takes the long way always."""
+    model, long_way = llama(), list[int]()
+
+    def before_attention(self: Watch, module: nn.Module, call: AttentionCall) -> Any:
+        long_way.append(model.model.layers[1].self_attn is module)
+        return own(self, module, call)
+
+    own = Watch.before_attention
+    monkeypatch.setattr(Watch, "before_attention", before_attention)
+    actual = measured(model, [5, *[1] * 7])
+    assert sum(long_way) == 1 + 1  # of the prompt, and of the step that is kept first
+    monkeypatch.setattr(Watch, "attend_step", lambda *_: None)
+    pd.testing.assert_frame_equal(actual, measured(model, [5, *[1] * 7]), rtol=0, atol=0)
+    assert sum(long_way) == 2 + 8
 
 
 def test_what_blocks_write_to_their_inputs_is_not_what_was_returned() -> None:
