@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -97,11 +97,21 @@ class ReductionRequest:
 
     def by_axis(self, *axes: str) -> frozenset[str]:
         """Return the names of reductions along these axes."""
-        return frozenset(name for name in self.names if WEIGHT_REDUCTIONS[name].axis in axes)
+        return _with_axis(self.names, axes)
 
     def by_backend(self, backend: Backend) -> frozenset[str]:
         """Return the names of reductions that a backend computes."""
-        return frozenset(name for name in self.names if backend in WEIGHT_REDUCTIONS[name].backends)
+        return _with_backend(self.names, backend)
+
+
+@cache
+def _with_axis(names: frozenset[str], axes: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for name in names if WEIGHT_REDUCTIONS[name].axis in axes)
+
+
+@cache
+def _with_backend(names: frozenset[str], backend: Backend) -> frozenset[str]:
+    return frozenset(name for name in names if backend in WEIGHT_REDUCTIONS[name].backends)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,9 @@ def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, in
 
 
 def _multiply(query: Tensor, key: Tensor, scale: float, out: Tensor) -> None:
-    """Write q·k into `out`, one product for the heads that share a key/value head."""
+    """Write q·k into `out`, one product for the heads that share a key/value head; one call of samples side by side."""
+    if len(query) > 1 and query.is_contiguous() and key.is_contiguous():
+        query, key, out = query.flatten(0, 1)[None], key.flatten(0, 1)[None], out.flatten(0, 1)[None]
     for q, k, o in zip(query, key, out, strict=True):
         flat = o.view(k.shape[0], -1, k.shape[1])
         torch.baddbmm(flat, q.flatten(1, 2), k.mT, beta=0, alpha=scale, out=flat)

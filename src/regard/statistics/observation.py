@@ -60,7 +60,8 @@ class Observation:
         return self.site, self.causal, self.virtual_key, *shapes
 
     def select(self, names: Callable[[str], bool]) -> Observation:
-        return replace(self, tensors={name: tensor for name, tensor in self.tensors.items() if names(name)})
+        tensors = {name: tensor for name, tensor in self.tensors.items() if names(name)}
+        return self if len(tensors) == len(self.tensors) else replace(self, tensors=tensors)
 
     def key_mask(self, width: int) -> Bool[Tensor, "sample key"]:
         """Return which of the first `width` positions are keys of a sample."""
