@@ -61,7 +61,7 @@ class KeptCalls:
         if latest.query_mask is not None or latest.key_mask is not None:
             return None
         call = replace(latest, query=query, key=key, value=value, offset=offset)
-        return call if can_keep(call) and self.goes_on(call) else None
+        return call if _has_all_keys(call) and self.goes_on(call) else None
 
     def _check_unwritten(self) -> None:
         if self.latest is not None and self.versions != _versions(self.latest):
@@ -99,14 +99,20 @@ def can_keep(call: AttentionCall) -> bool:
     The keys must be all of a tensor, no part of memory that is filled by and by. Nothing is read from a GPU,
     so that steps are kept on a CPU alone; nor in inference mode, where nobody can tell whether keys are written to.
     """
-    queries, keys = call.query.shape[2], call.key.shape[2]
+    queries = call.query.shape[2]
     options = (call.keep, call.bias, call.operation, call.constant, call.key_positions)
     if queries != 1 or any(option is not None for option in options):
         return False
     if call.sink is not None and call.sink.ndim > 1:  # a logit of each query
         return False
-    is_whole = call.offset + 1 == keys and call.key.untyped_storage().nbytes() == call.key.nbytes
-    return is_whole and call.key.device.type == "cpu" and not (call.key.is_inference() or call.value.is_inference())
+    return _has_all_keys(call)
+
+
+def _has_all_keys(call: AttentionCall) -> bool:
+    """Return whether the keys up to the query of a call are all of a tensor, on a CPU and outside of inference mode."""
+    key = call.key
+    is_whole = call.offset + 1 == key.shape[2] and key.untyped_storage().nbytes() == key.nbytes
+    return is_whole and key.device.type == "cpu" and not (key.is_inference() or call.value.is_inference())
 
 
 def _versions(call: AttentionCall) -> tuple[int, ...]:
