@@ -36,9 +36,14 @@ class HeadOrder:
         self._outputs.clear()
 
     @torch.no_grad()
-    def check(self, module: nn.Module, value: Float[Tensor, "batch head key width"]) -> None:
-        """Raise a UserError if the heads of a module stand before its samples, or count as samples."""
-        if not self._outputs or module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
+    def check(
+        self, module: nn.Module, value: Float[Tensor, "batch head key width"], *, is_folded: bool = False
+    ) -> None:
+        """Raise a UserError if the heads of a module stand before its samples, or count as samples.
+
+        Where both are one axis, `is_folded`, also if nothing shows that they do not.
+        """
+        if module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
             return
         batch, heads, keys, _ = value.shape
         first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
@@ -67,6 +72,17 @@ class HeadOrder:
                     raise cannot_observe(module, f"its heads stand before its samples; {_EXPECTED}")
                 if samples_first:
                     return
+        if is_folded and self._may_mix(module, batch, heads, keys):
+            raise cannot_observe(
+                module, f"its samples and heads are one axis, in an order that its values do not show; {_EXPECTED}"
+            )
+
+    def _may_mix(self, module: nn.Module, batch: int, heads: int, keys: int) -> bool:
+        """Return whether heads may stand before samples, or, where their number is not known, count as samples."""
+        if heads > 1 or count_heads(module) is not None:
+            return batch > 1 < heads
+        rows = [output.shape[axis] for output in self._outputs for axis in (0, 1) if output.shape[1 - axis] == keys]
+        return any(batch > count and batch % count == 0 for count in rows)
 
 
 def count_heads(module: nn.Module) -> int | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, num_writes
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
+from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
 
@@ -52,13 +53,14 @@ class _Product:
         else:
             left, right, output = self.letters
             shared = set(left) & set(right) - set(output)
-            if len(output) != 4 or len(shared) != 1:
+            if len(output) not in (3, 4) or len(shared) != 1:
                 return None
-            rows, columns = (output[:2] + token + min(shared) for token in (output[2], output[3]))
+            rows, columns = (output[:-2] + token + min(shared) for token in output[-2:])
             if sorted(left) != sorted(rows):
                 rows, columns = columns, rows
-            query, key = _permute(self.left, left, rows), _permute(self.right, right, columns)
-            if rows[2] != output[2]:
+            operands = _permute(self.left, left, rows), _permute(self.right, right, columns)
+            query, key = (None if part is None else _split_heads(part, batch, heads) for part in operands)
+            if rows[-2] != output[-2]:
                 query, key = key, query
         if query is None or key is None or query.shape[2] != queries or key.shape[2] != keys:
             return None
@@ -75,13 +77,15 @@ class _Product:
         if weights is not self.left:
             own, letters, other = letters, own, self.left
         width = set(letters) - set(own)
-        if len(own) != 4 or len(width) != 1:
+        if len(own) not in (3, 4) or len(width) != 1:
             return None
-        value = _permute(other, letters, own[:2] + own[3] + min(width))
-        canonical = own[:3] + min(width)
+        whole = _permute(other, letters, own[:-2] + own[-1] + min(width))
+        value = None if whole is None else _split_heads(whole, batch, heads)
+        canonical = own[:-1] + min(width)
         if value is None or sorted(output) != sorted(canonical):
             return None
-        return value, lambda tensor: tensor.permute([canonical.index(letter) for letter in output])
+        order = [canonical.index(letter) for letter in output]
+        return value, lambda tensor: (_join_heads(tensor) if len(own) == 3 else tensor).permute(order)
 
 
 @dataclass
@@ -151,6 +155,7 @@ class AttentionProducts:
         self._multiplied: list[Tensor] = []
         self._skipped: nn.Module | None = None
         self._head_order = HeadOrder()
+        self._is_own = False
 
     def compute(
         self,
@@ -164,7 +169,7 @@ class AttentionProducts:
 
         A product of weights and values is computed by `dispatch`.
         """
-        name = getattr(function, "__name__", "")
+        name, self._is_own = getattr(function, "__name__", ""), not is_of_transformers(modules[0])
         if name in PRODUCTS:
             return self._multiply(_find_owner(modules), function, name, args, kwargs, dispatch)
         if name not in RETURNING and any(value is weights for value in args for weights in self._multiplied):
@@ -181,8 +186,8 @@ class AttentionProducts:
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
             self._softmax.note(name, args, kwargs, result, random_state)
-        elif name == "linear" and not is_of_transformers(modules[0]):
-            self._head_order.note(result)
+        elif name in ("linear", "conv1d") and self._is_own:
+            self._head_order.note(result.mT if name == "conv1d" else result)
         return result
 
     def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
@@ -257,7 +262,7 @@ class AttentionProducts:
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
-        self._head_order.check(module, value)
+        self._head_order.check(module, value, is_folded=self._is_own and weights[0].ndim == 3)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)
         highest = softmax.scores.amax(-1, keepdim=True)
@@ -314,10 +319,8 @@ def _read_operands(
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
         return None, tensors[1:] if name == "baddbmm" else tensors
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
-    left, _, output = str(args[0]).replace(" ", "").partition("->")
-    letters = left.split(",")
-    is_readable = len(letters) == len(operands) == 2 and output and "." not in str(args[0])
-    return ((letters[0], letters[1], output), list(operands)) if is_readable else (None, [])
+    letters = read_letters(str(args[0]), operands)
+    return letters, [] if letters is None else list(operands)
 
 
 def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:

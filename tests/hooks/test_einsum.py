@@ -1,0 +1,121 @@
+"""Attention by `torch.einsum` in the ways that modules of nobody's library write it, and heads that nothing tells."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.hooks import watching
+from regard.hooks.einsum_letters import read_letters
+from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Way, assert_exact, ids
+
+SCALE = WIDTH**-0.5
+
+
+def folded(attention: Attention, x: Tensor) -> Tensor:
+    """As in Perceiver, and in the first Stable Diffusion."""
+    q, k, v = (part.flatten(0, 1) for part in attention.split(x))
+    weights = (torch.einsum("b i d, b j d -> b i j", q, k) * SCALE).softmax(dim=-1)
+    return torch.einsum("b i j, b j d -> b i d", weights, v).unflatten(0, (-1, HEADS))
+
+
+def channels_first(attention: Attention, x: Tensor) -> Tensor:
+    """As in guided diffusion: the width stands before tokens, and the product with values as well."""
+    q, k, v = (part.flatten(0, 1).mT for part in attention.split(x))
+    weights = torch.softmax(torch.einsum("bct,bcs->bts", q * SCALE, k), dim=-1)
+    return torch.einsum("bts,bcs->bct", weights, v).mT.unflatten(0, (-1, HEADS))
+
+
+def keys_named_first(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.flatten(0, 1) for part in attention.split(x))
+    weights = torch.softmax(torch.einsum("bjd,bid->bij", k, q) * SCALE, dim=2)
+    return torch.einsum("bjd,bij->bid", v, weights).unflatten(0, (-1, HEADS))
+
+
+def ellipsis_of_heads(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    weights = (torch.einsum("... i d, ... j d -> ... i j", q, k) * SCALE).softmax(-1)
+    return torch.einsum("... i j, ... j d -> ... i d", weights, v)
+
+
+def ellipsis_of_samples(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.transpose(1, 2) for part in attention.split(x))
+    weights = (torch.einsum("...qhd,...khd->...hqk", q, k) * SCALE).softmax(-1)
+    return torch.einsum("...hqk,...khd->...qhd", weights, v).transpose(1, 2)
+
+
+FOLDED = [folded, channels_first, keys_named_first]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("way", [*FOLDED, ellipsis_of_heads, ellipsis_of_samples])
+@torch.no_grad()
+def test_each_way_measures_as_a_dense_softmax(way: Way) -> None:
+    model = Model(way, num_heads=HEADS)
+    for rows in (1, 3):
+        expected = model(ids(rows))
+        with watching(model, "column_mass") as watch:
+            torch.testing.assert_close(model(ids(rows)), expected)
+        assert watch.samples == rows
+        assert_exact(watch, model)
+
+
+def with_normed_values(heads_first: bool) -> Way:
+    """Fold heads and samples into one axis, with values that are no output of a linear layer."""
+
+    def attend(attention: Attention, x: Tensor) -> Tensor:
+        parts = [part.transpose(0, 1) if heads_first else part for part in attention.split(x)]
+        q, k, v = (part.flatten(0, 1) for part in parts)
+        output = torch.bmm((torch.bmm(q, k.mT) * SCALE).softmax(-1), nn.functional.layer_norm(v, (WIDTH,)))
+        output = output.unflatten(0, parts[0].shape[:2])
+        return output.transpose(0, 1) if heads_first else output
+
+    return attend
+
+
+@pytest.mark.parametrize("names", [{}, {"num_heads": HEADS}])
+@pytest.mark.parametrize("heads_first", [False, True])
+@torch.no_grad()
+def test_folded_heads_that_nothing_tells_from_samples_are_refused(heads_first: bool, names: dict[str, int]) -> None:
+    """Heads without a number were samples, and those before samples had each the weights of others."""
+    model = Model(with_normed_values(heads_first), **names)
+    with pytest.raises(UserError, match="samples and heads are one axis, in an order that"), watching(model, "entropy"):
+        model(ids(3))
+
+
+@torch.no_grad()
+def test_one_sample_has_no_order_to_tell() -> None:
+    for heads_first in (False, True):
+        model = Model(with_normed_values(heads_first), num_heads=HEADS)
+        with watching(model, "column_mass") as watch:
+            model(ids(1))
+        assert_exact(watch, model)
+
+
+@pytest.mark.parametrize("way", FOLDED)
+@torch.no_grad()
+def test_folded_heads_without_a_number_are_refused(way: Way) -> None:
+    model = Model(way)
+    with pytest.raises(UserError, match="expected an attribute num_heads"), watching(model, "entropy"):
+        model(ids(3))
+
+
+@pytest.mark.parametrize(
+    "equation, shapes, letters",
+    [
+        ("bid,bjd->bij", ((2, 3, 4), (2, 5, 4)), ("bid", "bjd", "bij")),
+        (" ...id, ...jd -> ...ij", ((2, 3, 4), (2, 5, 4)), ("aid", "ajd", "aij")),
+        ("i...d,j...d->...ij", ((3, 2, 6, 4), (5, 2, 6, 4)), ("iabd", "jabd", "abij")),
+        ("...id,...jd->...ij", ((1, 3, 4), (2, 5, 4)), None),
+        ("...id,...jd->...ij", ((2, 6, 3, 4), (6, 5, 4)), None),
+        ("...id,jd->...ij", ((2, 3, 4), (5, 4)), ("aid", "jd", "aij")),
+        ("bid,bjd", ((2, 3, 4), (2, 5, 4)), None),
+        ("bid->bi", ((2, 3, 4),), None),
+    ],
+)
+def test_letters(equation: str, shapes: tuple[tuple[int, ...], ...], letters: tuple[str, str, str] | None) -> None:
+    operands = [torch.randn(shape, generator=torch.Generator().manual_seed(0)) for shape in shapes]
+    assert read_letters(equation, operands) == letters
+    if letters is not None:
+        named = f"{letters[0]},{letters[1]}->{letters[2]}"
+        torch.testing.assert_close(torch.einsum(named, *operands), torch.einsum(equation, *operands))
