@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeGuard
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
-from regard.hooks.module_tree import is_of_transformers, modules_of
-from regard.hooks.modules import KEYLESS
+from regard.hooks.module_tree import is_of_transformers, modules_of, named_modules_of
+from regard.hooks.modules import KEYLESS, find_outside
 from regard.hooks.multihead import attend_multihead
 from regard.hooks.patches import LOCK
 from regard.hooks.products import AttentionProducts
@@ -32,6 +32,8 @@ SDPA = "sdpa"
 
 _OPEN: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 """How many blocks intercept the calls of a module."""
+_POOLINGS: WeakSet[nn.Module] = WeakSet()
+"""Each `nn.MultiheadAttention` that is in a model of Transformers and in none of its blocks, which is no layer."""
 
 
 class _Thread(threading.local):
@@ -141,6 +143,7 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         yield
         return
     depth = len(_RUNNING.modules)
+    _POOLINGS.update(_find_poolings(model))
     _UNCOMPILED.enter()
     with LOCK:
         _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
@@ -213,10 +216,21 @@ class _Interception(TorchFunctionMode):
 _RUNNING = _Thread()
 
 
+def _find_poolings(model: nn.Module) -> Iterator[nn.Module]:
+    """Iterate over the poolings of a model, which `generate` may call outside of all forwards (Aria's projector)."""
+    hosts = [host for host in find_intercepted(model) if isinstance(host, PreTrainedModel)]
+    parts = {part for host in hosts for part in modules_of(host) if isinstance(part, nn.MultiheadAttention)}
+    outside = find_outside(model) if parts else []
+    for path, module in named_modules_of(model):
+        if module in parts and any(f"{path}.".startswith(f"{outer}.") for outer in outside):
+            yield module
+
+
 def _is_transformers_own(module: nn.Module) -> bool:
     """Return whether it is a `nn.MultiheadAttention` in a model of Transformers: a pooling, which is no layer."""
-    return isinstance(module, nn.MultiheadAttention) and any(
-        isinstance(outer, PreTrainedModel) for outer in _RUNNING.modules
+    return module in _POOLINGS or (
+        isinstance(module, nn.MultiheadAttention)
+        and any(isinstance(outer, PreTrainedModel) for outer in _RUNNING.modules)
     )
 
 
