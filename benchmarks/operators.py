@@ -22,6 +22,7 @@ from torch import Tensor
 from benchmarks.timing import Contestants, device, on_gpu, parser, prepared, race, row, show, write
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
+from regard.attention.positions import pseudo_logits
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.attention.weightings import FEATURE_MAPS
 
@@ -88,6 +89,9 @@ def training(spec: AttentionSpec, batch: int, length: int) -> Training:
         learned["sink"] = normal(HEADS).requires_grad_()
     if spec.extra == "zero":
         learned["sink"] = torch.zeros(HEADS, device=device())
+    if spec.extra == "pseudo-scores":
+        at = torch.arange(length, device=device())[None]
+        learned["sink"] = pseudo_logits(at, HEADS, length, torch.float32).expand(batch, -1, -1)
     if spec.positions == "alibi":
         learned["slopes"] = torch.exp2(-8.0 * torch.arange(1, HEADS + 1, device=device()) / HEADS)
     maps = (normal(WIDTH, WIDTH), normal(WIDTH, WIDTH)) if spec.feature_map == "mlp" else ()
@@ -128,7 +132,8 @@ def eager(of: Training, query: Tensor, key: Tensor) -> Tensor:
     if "extra_key" in learned:
         beside = (query * learned["extra_key"][:, None]).sum(-1, keepdim=True) * WIDTH**-0.5
     elif "sink" in learned:
-        beside = learned["sink"][:, None, None].expand(*query.shape[:3], 1)
+        sink = learned["sink"]
+        beside = (sink[:, None] if sink.ndim == 1 else sink)[..., None].expand(*query.shape[:3], 1)
     weights = _weights(spec, scores, see, beside)
     output = weights[..., -length:] @ of.value
     if "extra_value" in learned:

@@ -43,7 +43,7 @@ NUMBERS = {DECAY: "weight_decay", RATE: "learning_rate"}
 """Axes of numbers, with the field."""
 UNPUBLISHED = (
     *("sigmoid, by log-length", "softpick", "gated", "gated, per head", "QK-norm", "sink logit", "off-by-one"),
-    *("differential", "value residual", "top 8"),
+    *("StableMask", "differential", "value residual", "top 8"),
 )
 """Rows of operations that the paper does not have."""
 

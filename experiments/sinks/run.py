@@ -59,6 +59,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "sink token": {"attention": "sink-token", "fixed_token": None},
     "sink logit": {"attention": "sink-logit"},
     "off-by-one": {"attention": "off-by-one"},
+    "StableMask": {"attention": "stable-mask"},
     "sigmoid, by log-length": {"attention": "sigmoid-log-length"},
     "elu, normalised": {"attention": "elu-normalised"},
     "elu kernel": {"attention": "elu-kernel"},

@@ -41,7 +41,7 @@ def output(
                     weighting=weighting,
                     normalisation=normalisation,
                     shift=shift,
-                    logit=None if logit is None else logit[h],
+                    logit=None if logit is None else logit[h] if logit.ndim == 1 else logit[b, h, i],
                     extra_key=of(extra_key, h),
                     extra_value=of(extra_value, h),
                     distance=of(distance, h),

@@ -41,6 +41,8 @@ MORE = {
     "elu-normalised-kv": AttentionSpec(weighting="elu", normalisation="sum", extra="kv-bias", log_length=True),
     "softpick-t5-kv": AttentionSpec(weighting="softpick", positions="t5", extra="kv-bias", window=3, prefix=1),
     "softpick-zero": AttentionSpec(weighting="softpick", extra="zero"),
+    "stable-mask-alibi": AttentionSpec(positions="alibi", extra="pseudo-scores"),
+    "stable-mask-top-3": AttentionSpec(top_k=3, extra="pseudo-scores", window=5),
     "top-3-sink": AttentionSpec(top_k=3, extra="sink-logit"),
     "sigmoid-top-2-window-prefix": AttentionSpec(weighting="sigmoid", top_k=2, window=4, prefix=2),
     "linear-top-3-t5": AttentionSpec(weighting="linear", top_k=3, positions="t5"),
@@ -79,6 +81,10 @@ def parts(
         found["extra_value"] = normal(own, value_width)
     if spec.extra == "sink-logit":
         found["logit"] = normal(heads)
+    if spec.extra == "pseudo-scores":  # of rows of StableMask that are longer than the sequence
+        decay = [2.0 ** (-8 * (h + 1) / heads) for h in range(heads)]
+        sums = [[sum(math.exp(-g * j) for j in range(i + 1, length + 4)) for i in range(length)] for g in decay]
+        found["logit"] = torch.tensor(sums, dtype=torch.float64).log().expand(batch, -1, -1)
     if spec.extra == "zero":
         found["logit"] = torch.zeros(heads, dtype=torch.float64)
     if spec.positions == "alibi":

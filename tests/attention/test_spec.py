@@ -28,6 +28,11 @@ REFUSED = {
     "a gate a head and none": ({"gate_per_head": True}, "gate_per_head needs gate"),
     "values of two heads": ({"differential": True, "extra": "kv-bias"}, "expected no kv-bias"),
     "one key of two heads": ({"differential": True, "extra": "k-bias"}, "expected no k-bias"),
+    "later keys of a sigmoid": (
+        {"weighting": "sigmoid", "extra": "pseudo-scores"},
+        "pseudo-scores need softmax over no later key, without a prefix; got weighting=sigmoid",
+    ),
+    "later keys that are seen": ({"prefix": 2, "extra": "pseudo-scores"}, "without a prefix; got prefix=2"),
     "softmax twice": ({"normalisation": "sum"}, "softmax is already normalised; leave normalisation at none"),
     "softpick twice": ({"weighting": "softpick", "normalisation": "sum"}, "softpick is already normalised"),
 }
@@ -53,6 +58,7 @@ NOT_BY_BACKEND = {
 RESOLVED = {
     "softmax": "fused",
     "sink-logit": "fused",
+    "stable-mask": "fused",
     "kv-bias": "fused",
     "v-bias": "fused",
     "sigmoid-log-length": "pointwise",
@@ -130,7 +136,7 @@ def test_what_is_learned_is_named() -> None:
     assert named["differential"] == ("differential",)
     assert named["value-residual"] == ("value_residual",)
     assert named["gated-per-head"] == ("gate",)
-    assert named["top-8"] == ()
+    assert named["top-8"] == named["stable-mask"] == ()
     assert named["k-bias"] == ("extra=k-bias",)
     assert AttentionSpec(extra="sink-logit", positions="t5", gate=True).learns == (
         "extra=sink-logit",

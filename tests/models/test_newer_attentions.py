@@ -1,4 +1,4 @@
-"""Attentions that change what stands around the weights: differential, value residual, and gates by head."""
+"""Attentions that change what stands around the weights: differential, value residual, gates by head, StableMask."""
 
 import math
 from collections.abc import Iterator

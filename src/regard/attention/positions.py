@@ -9,6 +9,8 @@ from torch import Tensor
 POSITIONS = ("rotary", "none", "sinusoidal", "learned", "alibi", "t5", "t5-bucket-number")
 """`t5-bucket-number` adds the number of the bucket itself, as the code released with Gu et al. 2025 does."""
 NUM_BUCKETS, MAX_DISTANCE = 32, 128
+NO_SCORE = -1000.0
+"""In the place of log 0, which fused kernels would multiply by zero: its exponential is zero as well."""
 
 
 def rotary_angles(
@@ -42,6 +44,22 @@ def sinusoidal_table(length: int, width: int) -> Float[Tensor, "length width"]:
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     """Return 2^(−8h/H) for h from 1 to H (Press et al. 2022)."""
     return torch.exp2(-8.0 * torch.arange(1, heads + 1) / heads)
+
+
+def pseudo_logits(
+    positions: Int[Tensor, "batch query"], heads: int, length: int, dtype: torch.dtype
+) -> Float[Tensor, "batch head query"]:
+    """Return log Σ_j exp(−γ_h j) over the positions j behind each query, to `length` − 1 (StableMask, Yin et al. 2024).
+
+    Their scores over the diagonal fall by γ a column from the first, in rows as long as in training whatever the input,
+    so that a row does not depend on what comes later. γ of each head is its slope of ALiBi, as in their code.
+    """
+    decay = alibi_slopes(heads).to(positions.device, dtype)[:, None]
+    later = (length - 1 - positions).clamp(min=0)[:, None]
+    logits = (
+        torch.log(-torch.expm1(-decay * later)) - torch.log(-torch.expm1(-decay)) - decay * (positions[:, None] + 1)
+    )
+    return logits.clamp(min=NO_SCORE)
 
 
 def t5_buckets(distances: Int[Tensor, "*lead"]) -> Int[Tensor, "*lead"]:

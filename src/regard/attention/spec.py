@@ -9,7 +9,7 @@ from regard.attention.positions import POSITIONS
 from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
 from regard.errors import UserError, warn_user
 
-EXTRAS = ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias")
+EXTRAS = ("none", "zero", "sink-logit", "pseudo-scores", "k-bias", "v-bias", "kv-bias")
 BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
 
 
@@ -20,8 +20,9 @@ class AttentionSpec:
     Attributes:
         weighting: Name in `regard.attention.weightings`, as are those of `feature_map` (φ) and `normalisation`.
         extra: A column beside the keys that every query sees: `zero` (logit and value zero: off-by-one softmax),
-            `sink-logit` (a learned logit a head, value zero), `k-bias` (a learned key k*, value zero) or `kv-bias` (k*
-            and v*). `v-bias`: v* is added to the output.
+            `sink-logit` (a learned logit a head, value zero), `pseudo-scores` (the sum of what StableMask writes over
+            the diagonal, value zero), `k-bias` (a learned key k*, value zero) or `kv-bias` (k* and v*). `v-bias`: v*
+            is added to the output.
         shared_extra: One k* and v* for all heads.
         log_length: Scores are lowered by log T, T the longest sequence of the model.
         positions: One of `regard.attention.positions.POSITIONS`.
@@ -76,6 +77,9 @@ class AttentionSpec:
             raise UserError("attention: gate_per_head needs gate")
         if self.differential and self.extra in ("k-bias", "v-bias", "kv-bias"):
             raise UserError(f"attention: differential joins values of two heads; expected no {self.extra}")
+        if self.extra == "pseudo-scores" and (self.weighting != "softmax" or self.prefix):
+            got = f"prefix={self.prefix}" if self.weighting == "softmax" else f"weighting={self.weighting}"
+            raise UserError(f"attention: pseudo-scores need softmax over no later key, without a prefix; got {got}")
         if self.backend != "auto" and (obstacle := _obstacle(self, self.backend)):
             *others, last = [backend for backend in BACKENDS if backend != "auto" and not _obstacle(self, backend)]
             advice = f"choose {', '.join(others)} or {last}"
@@ -106,7 +110,7 @@ class AttentionSpec:
         is_normalised = self.weighting in ("softmax", "softpick") or self.normalisation != "none"
         options = {
             "log_length": self.log_length and self.weighting == "softmax" and not has_column,
-            "shared_extra": self.shared_extra and self.extra in ("none", "zero", "sink-logit"),
+            "shared_extra": self.shared_extra and self.extra not in ("k-bias", "v-bias", "kv-bias"),
             f"extra={self.extra}": has_column and self.extra != "kv-bias" and not is_normalised,
         }
         return tuple(name for name, is_idle in options.items() if is_idle)
@@ -200,6 +204,7 @@ ATTENTIONS: dict[str, AttentionSpec] = {
     "mlp-kernel-normalised": AttentionSpec(weighting="linear", feature_map="mlp", normalisation="clamped-sum"),
     "off-by-one": AttentionSpec(extra="zero"),
     "sink-logit": AttentionSpec(extra="sink-logit"),
+    "stable-mask": AttentionSpec(extra="pseudo-scores"),
     "k-bias": AttentionSpec(extra="k-bias"),
     "v-bias": AttentionSpec(extra="v-bias"),
     "kv-bias": AttentionSpec(extra="kv-bias"),

@@ -19,7 +19,14 @@ from regard.hooks.constant_heads import NAME
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.layers import find_attention_layers
 from regard.hooks.modules import AttentionLayer
-from regard.hooks.operation import CurrentPass, LayerOperation, check_computes_softmax, follow_forwards, parse_attention
+from regard.hooks.operation import (
+    CurrentPass,
+    LayerOperation,
+    check_computes_softmax,
+    follow_forwards,
+    longest_sequence,
+    parse_attention,
+)
 from regard.hooks.recomputed import Passes
 from regard.hooks.routing import routed
 
@@ -40,6 +47,7 @@ class HeadOperations:
     operations: Mapping[int, _Parsed]
     causal: bool
     passes: Passes[CurrentPass]
+    longest: int | None = None
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with its weights computed: those of the model's own attention in the other heads."""
@@ -48,11 +56,12 @@ class HeadOperations:
         has_constants = any(not isinstance(operation, AttentionSpec) for operation in self.operations.values())
         starts = self.passes.state.starts(exact) if has_constants else None
         for head, operation in self.operations.items():
-            own = exact.select_heads([head])
             if isinstance(operation, AttentionSpec):
-                changed = LayerOperation(operation, self.causal, self.passes).apply_to(own)
+                whole = LayerOperation(operation, self.causal, self.passes, longest=self.longest).apply_to(exact)
+                changed = whole.select_heads([head])
             else:
                 assert starts is not None
+                own = exact.select_heads([head])
                 changed = _with_constant(own, operation, self.passes.state.forward.offset, starts)
             matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
         function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
@@ -134,7 +143,11 @@ def replacing_each_head(
         try:
             for found, operations in selected:
                 current = passes[found.stack.module]
-                setattr(found.module, OVERRIDE, HeadOperations(operations, found.causal, current))
+                longest = [
+                    longest_sequence(one, found) for one in operations.values() if isinstance(one, AttentionSpec)
+                ]
+                override = HeadOperations(operations, found.causal, current, max(filter(None, longest), default=None))
+                setattr(found.module, OVERRIDE, override)
             yield
         finally:
             for found, _ in selected:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, Operation, relative_positions, visible_mask
+from regard.attention.positions import pseudo_logits
 from regard.attention.spec import ATTENTIONS, AttentionSpec, split_changes, warn_of_idle
+from regard.attention.tracing import is_traced
 from regard.attention.weightings import FEATURE_MAPS
 from regard.constants import SOURCES, Layer
 from regard.errors import UserError
@@ -90,9 +92,30 @@ def make_operations(
     """Return the operation of each attention module, for its attribute `OVERRIDE`, and the hooks that these need."""
     passes, hooks = follow_forwards(layers)
     operations = {
-        layer.module: LayerOperation(spec, layer.causal, passes[layer.stack.module], function) for layer in layers
+        layer.module: LayerOperation(
+            spec, layer.causal, passes[layer.stack.module], function, longest_sequence(spec, layer)
+        )
+        for layer in layers
     }
-    return operations, hooks if spec.window is not None else []
+    return operations, hooks if spec.window is not None or spec.extra == "pseudo-scores" else []
+
+
+def longest_sequence(spec: AttentionSpec, layer: AttentionLayer) -> int | None:
+    """Return how many positions a layer was trained on, for pseudo-scores; None if it needs not be known.
+
+    Raises:
+        UserError: A layer cannot be given pseudo-scores: it sees later keys, or nothing says how many positions it has.
+    """
+    if spec.extra != "pseudo-scores":
+        return None
+    if not layer.causal:
+        expected = "layers that see no later key, in whose place pseudo-scores stand (choose them with sites=)"
+        raise UserError(f"attention: expected {expected}; layer {layer.layer} ({layer.site}) sees later keys")
+    longest = getattr(getattr(layer.stack.module, "config", None), "max_position_embeddings", None)
+    if not isinstance(longest, int) or longest < 1:
+        expected = "a model whose configuration has max_position_embeddings, over which pseudo-scores are summed"
+        raise UserError(f"attention: expected {expected}; got {type(layer.stack.module).__name__}")
+    return longest
 
 
 def follow_forwards(layers: Sequence[AttentionLayer]) -> tuple[dict[nn.Module, Passes[CurrentPass]], list[ModuleHook]]:
@@ -247,12 +270,14 @@ class LayerOperation:
         causal: A query sees no later key; where it does, a window reaches both ways.
         passes: The forward that each thread is in.
         function: Makes the weights instead of the operation.
+        longest: Positions of the longest sequence, for pseudo-scores.
     """
 
     spec: AttentionSpec
     causal: bool
     passes: Passes[CurrentPass]
     function: Weigh | None = None
+    longest: int | None = None
 
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with the operation in it; its feature map takes the model's queries and keys."""
@@ -263,6 +288,9 @@ class LayerOperation:
                 f"feature_map={spec.feature_map}"
             )
         sink = call.query.new_zeros(call.query.shape[1]) if spec.extra == "zero" else call.sink
+        if spec.extra == "pseudo-scores":
+            assert self.longest is not None
+            sink = self._pseudo_logits(call, self.longest)
         operation = Operation.from_spec(spec, function=self.function)
         if sink is not None and (spec.weighting != "softmax" or spec.window) and operation.backend != "materialised":
             operation = replace(operation, backend="blockwise")
@@ -271,6 +299,17 @@ class LayerOperation:
         if spec.window is not None:
             call = self._apply_window(call, operation, spec.window)
         return _lower_by_log_length(call) if spec.log_length else call
+
+    def _pseudo_logits(self, call: AttentionCall, longest: int) -> Tensor:
+        """Return the logits of pseudo-scores beside the keys of each query, by its position in its sequence."""
+        batch, heads, queries, _ = call.query.shape
+        state = self.passes.state
+        last = state.forward.offset + queries
+        positions = torch.arange(last - queries, last, device=call.query.device) - state.starts(call)
+        if last > longest and not is_traced() and (tokens := int(positions.max()) + 1) > longest:
+            raise UserError(f"sequence: expected at most {longest} tokens beside pseudo-scores, got {tokens}")
+        dtype = torch.promote_types(call.query.dtype, torch.float32)
+        return pseudo_logits(positions.clamp(min=0), heads, longest, dtype).expand(batch, -1, -1)
 
     def _apply_window(self, call: AttentionCall, operation: Operation, window: int) -> AttentionCall:
         """Put queries at their positions; where they see later or first keys, make the window a mask."""

@@ -99,10 +99,11 @@ def replacing(
         constants: `Constants`, whose heads compute no queries, keys and scores; of several lengths each forward uses
             the shortest that serves it. Or another operation: an `AttentionSpec`, or a name in
             `regard.attention.spec.ATTENTIONS`. The model's own scale, positions, masks, biases, soft-cap and sink logit
-            stay (`extra="zero"` replaces the logit); a window reaches both ways where queries see later keys;
-            `log_length` lowers a row of scores by the logarithm of how many keys it sees. Or a function of scores and
-            mask, `(scores, keep) -> weights`, all (batch, head, query, key): T×T numbers a head. With `heads`: an
-            operation, `zeros`, `identity`, `toeplitz`, or weights (query, key); T×T numbers a head of their layers.
+            stay (`extra="zero"` and `"pseudo-scores"` replace the logit); a window reaches both ways where queries see
+            later keys; `log_length` lowers a row of scores by the logarithm of how many keys it sees. Or a function of
+            scores and mask, `(scores, keep) -> weights`, all (batch, head, query, key): T×T numbers a head. With
+            `heads`: an operation, `zeros`, `identity`, `toeplitz`, or weights (query, key); T×T numbers a head of their
+            layers.
         heads: (layer, head) or (site, layer, head); of constants also a fraction of all heads, those whose attention
             depends least on the input; None: all.
         layers: Of an operation: indices of blocks, or (site, layer); None: all.

@@ -23,6 +23,7 @@ from regard.models.layers import (
     RegardAttention,
     RegardDecoderLayer,
     RMSNorm,
+    pseudo_column,
 )
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
 from regard.models.standalone import remove_code
@@ -154,6 +155,8 @@ class RegardModel(RegardPreTrainedModel):
             attention_mask = self._packing_mask(position_ids)
         if position_ids is None:
             position_ids = _positions(offset, stream, real)
+        elif self.spec.extra == "pseudo-scores" and not torch.compiler.is_compiling():
+            self._check_length(int(position_ids.max()), 1)
         if self.embed_positions is not None:
             stream = stream + self.embed_positions(position_ids)
         elif self.waves is not None:
@@ -179,7 +182,8 @@ class RegardModel(RegardPreTrainedModel):
 
     def _check_length(self, offset: int, tokens: int) -> None:
         limit, prefix = self.config.max_position_embeddings, self.spec.prefix
-        bounded = self.spec.positions in ("learned", "sinusoidal") or self.spec.log_length
+        is_fixed = self.spec.log_length or self.spec.extra == "pseudo-scores"
+        bounded = self.spec.positions in ("learned", "sinusoidal") or is_fixed
         read = offset - self.spec.sink_token
         length = read + tokens
         if bounded and length > limit:
@@ -214,6 +218,8 @@ class RegardModel(RegardPreTrainedModel):
         shared: dict[str, Any] = {}
         if attention_mask is not None and attention_mask.ndim == 4:
             shared |= _entries(attention_mask, offset + stream.shape[1])
+        if self.spec.extra == "pseudo-scores":
+            shared["pseudo_logits"] = pseudo_column(config, position_ids, stream.dtype, shared.get("keep"), offset)
         if positions == "rotary":
             angles = rotary_angles(position_ids, config.head_dim, config.rope_theta)
             shared |= dict(zip(("cosine", "sine"), angles, strict=True))

@@ -14,8 +14,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
-from regard.attention.positions import rotate
+from regard.attention.positions import pseudo_logits, rotate
 from regard.attention.weightings import FEATURE_MAPS, apply_gate
+from regard.errors import UserError
 from regard.models.configuration import FEED_FORWARDS, RegardConfig
 
 ATTENTION_FUNCTIONS = ("regard", "regard-eager")
@@ -33,6 +34,7 @@ class LayerContext:
     buckets: Tensor | None = None  # bucket of each distance
     table: Tensor | None = None  # learned biases (bucket, head)
     slopes: Tensor | None = None
+    pseudo_logits: Tensor | None = None  # of the column beside the keys, (batch or 1, head, query)
     key_mask: Tensor | None = None  # keys that are no padding, (batch, key)
     keep: Tensor | None = None  # four-dimensional mask of pairs
     bias: Tensor | None = None  # what is added to the scores of these pairs
@@ -183,6 +185,8 @@ class RegardAttention(nn.Module):
     def _make_call(self, query: Tensor, key: Tensor, value: Tensor, context: LayerContext) -> AttentionCall:
         """Describe the attention call; plain softmax has no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
+        if context.pseudo_logits is not None:
+            sink = context.pseudo_logits.expand(len(query), -1, -1)
         learned: dict[str, Any] = {"extra_key": self.extra_key, "extra_value": self.extra_value}
         learned |= {"distance": context.distance, "slopes": context.slopes}
         operation: Operation | None = replace(self.operation, **learned)
@@ -206,6 +210,20 @@ class RegardAttention(nn.Module):
 
 
 _PLAIN = Operation(backend="fused")
+
+
+def pseudo_column(
+    config: RegardConfig, position_ids: Tensor, dtype: torch.dtype, keep: Tensor | None, offset: int
+) -> Tensor:
+    """Return the logits of pseudo scores beside the keys of each query, (batch or 1, head, query), in float32 at least.
+
+    Raises:
+        UserError: A mask of pairs shows a later key.
+    """
+    if keep is not None and not torch.compiler.is_compiling() and bool(keep.triu(1 + offset).any()):
+        raise UserError("attention_mask: expected one that hides later keys, which pseudo-scores stand for")
+    longest = config.max_position_embeddings + config.spec.sink_token
+    return pseudo_logits(position_ids, config.num_attention_heads, longest, torch.promote_types(dtype, torch.float32))
 
 
 class RegardDecoderLayer(GradientCheckpointingLayer):

@@ -48,7 +48,7 @@ FEED_FORWARDS |= {"swiglu": silu, "reglu": relu, "geglu": gelu}  # of a gate bes
 NUM_BUCKETS, MAX_DISTANCE = 32, 128  # of distances with positions of T5
 CHOICES: dict[str, Any] = {  # of the fields of an attention; None where a field has no names
     **{"weighting": WEIGHTINGS, "normalisation": NORMALISATIONS, "feature_map": ("none", "elu", "mlp")},
-    "extra": ("none", "zero", "sink-logit", "k-bias", "v-bias", "kv-bias"),
+    "extra": ("none", "zero", "sink-logit", "pseudo-scores", "k-bias", "v-bias", "kv-bias"),
     "positions": ("rotary", "none", "alibi", "learned", "sinusoidal", "t5", "t5-bucket-number"),
     **dict.fromkeys(("shared_extra", "log_length", "window", "prefix", "top_k", "sink_token", "gate", "gate_per_head")),
     **dict.fromkeys(("value_residual", "differential", "qk_norm", "backend")),  # the backend is Regard's alone
@@ -82,6 +82,7 @@ class Shared:
     keep: Tensor  # pairs that may meet, (batch, 1, query, key)
     bias: Tensor  # of the scores of these pairs
     rotation: tuple[Tensor, Tensor] | None  # cosine and sine, (batch, 1, query, width)
+    column: Tensor | None = None  # scores of what stands beside the keys, (batch, head, query, 1)
     first_values: list[Tensor] = field(default_factory=list)  # of the first layer
 
 
@@ -179,6 +180,7 @@ class RegardAttention(nn.Module):
         """Return the output (batch, head, query, width of a value)."""
         scores = query @ key.mT * self.width**-0.5 + self.shift + shared.bias
         keep, top_k, column = shared.keep, self.spec["top_k"], self.score_column(query)
+        column = column if shared.column is None else shared.column.to(scores.dtype)
         if top_k is not None and top_k < scores.shape[-1]:
             hidden = scores.detach().masked_fill(~keep, float("-inf"))
             keep = keep & (hidden >= hidden.topk(top_k, dim=-1).values[..., -1:])
@@ -277,7 +279,9 @@ class RegardModel(PreTrainedModel):
     def real_tokens(self, mask: Tensor | None, cache: Any, read: int, x: Tensor) -> Tensor:
         """Return which tokens are no padding, (batch, token), with those read before. Refuse other input."""
         spec, shape = self.config.attention, (len(x), read + x.shape[1])
-        is_bounded = spec["log_length"] or spec["positions"] in ("learned", "sinusoidal")
+        is_bounded = (
+            spec["log_length"] or spec["positions"] in ("learned", "sinusoidal") or spec["extra"] == "pseudo-scores"
+        )
         if is_bounded and shape[1] > (limit := self.config.max_position_embeddings):
             raise ValueError(f"sequence: expected at most {limit} tokens, got {shape[1]}")
         if 0 < read < spec["prefix"] or not isinstance(cache, DynamicCache | None):
@@ -294,8 +298,14 @@ class RegardModel(PreTrainedModel):
         if spec["prefix"]:
             keep = keep | (place < spec["prefix"] + spec["sink_token"])[:, None, None]
         bias, rotation = x.new_zeros(()), None
+        slopes = torch.exp2(-8.0 * torch.arange(1, config.num_attention_heads + 1) / config.num_attention_heads)
+        column = None
+        if spec["extra"] == "pseudo-scores":  # the sum of exp(−γ j) over the positions j behind each query
+            behind = torch.arange(config.max_position_embeddings + spec["sink_token"], device=x.device).flip(-1)
+            slopes_of = slopes.to(x.device, torch.promote_types(x.dtype, torch.float32))
+            sums = pad((-slopes_of[:, None] * behind).logcumsumexp(-1), (1, 0), value=-1e3).flip(-1)[:, 1:]
+            column = sums.T[position].transpose(1, 2)[..., None]
         if spec["positions"] == "alibi":
-            slopes = torch.exp2(-8.0 * torch.arange(1, config.num_attention_heads + 1) / config.num_attention_heads)
             bias = -slopes.to(x)[:, None, None] * distance.clamp(min=0)
         elif spec["positions"] == "t5-bucket-number":
             bias = t5_buckets(distance).to(x.dtype)
@@ -305,7 +315,7 @@ class RegardModel(PreTrainedModel):
             powers = torch.arange(0, config.head_dim, 2, device=x.device, dtype=torch.float32) / config.head_dim
             angles = (position[..., None].float() * (1.0 / config.rope_theta**powers)).repeat(1, 1, 2)[:, None]
             rotation = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-        return Shared(keep & real[:, None, None], bias, rotation)
+        return Shared(keep & real[:, None, None], bias, rotation, column)
 
 
 class RegardForCausalLM(PreTrainedModel, GenerationMixin):

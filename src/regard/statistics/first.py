@@ -54,7 +54,7 @@ class FirstAlpha(PerLayer):
 class VirtualSink(PerLayer):
     """Attention of each head to no given token, and the share of samples in which it is more than ε (Sink_*).
 
-    * To a learned logit, or to the zero of off-by-one softmax: the mean over the T queries.
+    * To a learned logit, the zero of off-by-one softmax, or pseudo-scores: the mean over the T queries.
     * To a learned key: (1 + Σ_i A_i*) / (T + 1). It is column 0 of a (T+1)×(T+1) matrix, and its own query sees
       itself alone (Gu et al. 2025, K/V biases).
     * To a sink token: the column of this token, whose own query counts in the same way.
