@@ -18,6 +18,7 @@ import regard
 from regard.errors import UserError
 from regard.hooks import watching
 from tests.hooks.test_fidelity import SMALL
+from tests.named_cache import behind, cache_of
 
 IDS = torch.arange(4, 24).view(2, 10)
 
@@ -109,10 +110,70 @@ def test_masks_in_the_place_of_those_of_sdpa_are_refused(monkeypatch: pytest.Mon
         pass
 
 
-def test_a_registered_attention_without_masks_is_refused(registered: Any) -> None:
+@pytest.mark.parametrize("name", blocks(None))
+@torch.no_grad()
+def test_a_registered_attention_without_masks_gets_none_in_a_block_either(name: str, registered: Any) -> None:
+    """As in the documentation of Transformers: padding is seen then, and a block must not hide it."""
     registered(same, None)
-    with pytest.raises(UserError, match="no mask function is registered for the attention 'mine'"), watching(llama()):
+    mask = torch.ones_like(IDS)
+    mask[1, :3] = 0
+    expected, masked = llama()(IDS, attention_mask=mask).logits, llama("sdpa")(IDS, attention_mask=mask).logits
+    assert not torch.allclose(expected[1, 3:], masked[1, 3:], rtol=1e-2)
+    model, plain = llama(), llama("sdpa")
+    with blocks(model)[name]():
+        if name == "watching":
+            with pytest.raises(UserError, match="cannot observe padding in LlamaModel: its tokens attend to padding"):
+                model(IDS, attention_mask=mask)
+        found = model(IDS, attention_mask=None if name == "watching" else mask).logits
+        tokens = model.generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0)
+    with blocks(plain)[name]():
+        torch.testing.assert_close(found, plain(IDS).logits, rtol=1e-4, atol=1e-4)
+        assert torch.equal(tokens, plain.generate(IDS, max_new_tokens=3, do_sample=False, pad_token_id=0))
+    assert model.config._attn_implementation == "mine"
+
+
+@torch.no_grad()
+def test_what_an_attention_without_masks_may_compute_in_several_ways_is_refused(registered: Any) -> None:
+    registered(same, None)
+    windows = transformers.MistralConfig(**SMALL | {"num_key_value_heads": 2}, sliding_window=6)
+    mistral = transformers.MistralForCausalLM._from_config(windows, attn_implementation="mine").eval()
+    packed = {"position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4]]), "use_cache": False}
+    refused = {
+        "10 keys are more than the window of 6": (mistral, IDS, {}),
+        "5 tokens follow 5 in a cache": (llama(), IDS[:, 5:], {}),
+        "several sequences are packed into a row": (llama(), IDS[:1], packed),
+    }
+    for message, (model, ids, options) in refused.items():
+        with watching(model, "column_mass"):
+            begun = model(IDS[:, :5], use_cache=True)
+            options = options if len(ids[0]) == 10 else behind(cache_of(begun))
+            with pytest.raises(UserError, match=f"{message}; expected masks of Transformers, as by") as refusal:
+                model(ids, **options)
+        assert "\n" not in str(refusal.value)
+    with pytest.raises(UserError, match="and a copy would get some; expected masks"):
+        regard.replaced(llama(), "softmax+window=4")
+
+
+@torch.no_grad()
+def test_a_sharper_attention_without_masks_or_with_a_name_of_the_hub_is_refused(registered: Any) -> None:
+    registered(sharper, None)
+    with pytest.raises(UserError, match="An attention that was registered"), watching(llama(), "column_mass"):
         pass
+    model = llama("sdpa")
+    try:
+        for attention, expected in ((same, None), (sharper, "An attention that was registered")):
+            AttentionInterface.register("me/mine", attention)
+            AttentionMaskInterface.register("me/mine", sdpa_mask)
+            model.config._attn_implementation_internal = "me/mine"
+            if expected is None:
+                with watching(model, "column_mass"):
+                    model(IDS)
+                continue
+            with pytest.raises(UserError, match=expected), watching(model, "column_mass"):
+                pass
+    finally:
+        for mapping in (AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping):
+            mapping.pop("me/mine", None)
 
 
 @pytest.mark.parametrize("name", blocks(None))

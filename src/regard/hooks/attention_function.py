@@ -83,12 +83,14 @@ def attention_function(
     is_causal: bool | None = None,
     *,
     is_eager_host: bool = False,
+    is_unmasked: bool = False,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Return the output (batch, query, head, width) and no weights, as `AttentionInterface` has it.
 
     A module that knows what it computes passes the whole `AttentionCall` as the option `described`. A host without
-    SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal. What
+    SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal, and
+    those of an attention that was registered without a mask function (`is_unmasked`) always. What
     weighs the states of earlier blocks is computed and not observed.
 
     Raises:
@@ -108,9 +110,11 @@ def attention_function(
     call = options.get("described")
     reads_keys = call is not None
     if call is None:
-        is_eager_host = is_eager_host or registration.lacks_sdpa(getattr(module, "config", None))
+        is_eager_host = is_eager_host or (not is_unmasked and registration.lacks_sdpa(getattr(module, "config", None)))
         module_class: type = type(module)
-        if attention_mask is None and not is_eager_host and _lacks_sdpa(module_class):
+        if is_unmasked:
+            _check_unmasked(module, query, key, attention_mask, options)
+        elif attention_mask is None and not is_eager_host and _lacks_sdpa(module_class):
             name, option = module_class.__name__, f"attn_implementation='{registration.EAGER_NAME}'"
             raise UserError(
                 f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"
@@ -130,6 +134,23 @@ def attention_function(
         return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     finally:
         IN_INTERFACE.reset(token)
+
+
+def _check_unmasked(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, options: Any) -> None:
+    """Refuse a call without a mask that an attention of the user's own may compute in more than one way."""
+    if mask is not None or is_traced():
+        return
+    queries, keys = query.shape[2], key.shape[2]
+    window, positions = options.get("sliding_window"), options.get("position_ids")
+    problem = None
+    if 1 < queries < keys:
+        problem = f"{queries} tokens follow {keys - queries} in a cache"
+    elif isinstance(window, int) and keys > window:
+        problem = f"{keys} keys are more than the window of {window}"
+    elif isinstance(positions, Tensor) and len(positions) == 1 and bool((positions.diff(dim=-1) <= 0).any()):
+        problem = "several sequences are packed into a row"
+    if problem is not None:
+        raise registration.without_masks(type(module).__name__, problem)
 
 
 def _decode(

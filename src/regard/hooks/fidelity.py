@@ -20,7 +20,7 @@ from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
-from regard.hooks.registration import EAGER, EAGER_NAME, NAME, find_configs, function_of_user
+from regard.hooks.registration import EAGER, EAGER_NAME, NAME, NAMES, UNMASKED_NAME, find_configs, function_of_user
 from regard.hooks.routing import no_attention_interface, observing, routing_of_configs
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
@@ -118,7 +118,7 @@ def _key(model: nn.Module) -> str | None:
     """Return what tells the configuration of a model from others; None for a model that cannot be compared."""
     hosts = [module for module in modules_of(model) if isinstance(module, PreTrainedModel)]
     names = _names(model)
-    if not hosts or any(name in (NAME, EAGER_NAME) for name in names):
+    if not hosts or any(name in NAMES for name in names):
         return None
     parts = [(type(host).__qualname__, *_describe(host.config), str(host.dtype)) for host in hosts]
     return hashlib.sha256(repr((names, parts)).encode()).hexdigest()
@@ -151,7 +151,7 @@ def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
     Implementations that are compiled or take half precision alone are not run. Models without SDPA, or with eager
     attention set, have eager attention in its place. A function that a user has registered is compared alone.
     """
-    routing, replaced = routing_of_configs(model), {NAME: SDPA, EAGER_NAME: EAGER}
+    routing, replaced = routing_of_configs(model), {NAME: SDPA, EAGER_NAME: EAGER, UNMASKED_NAME: SDPA}
     loaded = {getattr(config, name) for config, name, _ in routing}
     plain = [(config, name, replaced.get(value, value)) for config, name, value in routing]
     is_own = _has_own_attention(model)

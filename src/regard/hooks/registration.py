@@ -1,4 +1,4 @@
-"""Regard's attention functions and mask functions, registered in Transformers under two names."""
+"""Regard's attention functions and mask functions, registered in Transformers under three names."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,6 +23,9 @@ from regard.hooks.module_tree import modules_of
 NAME = "regard"
 EAGER_NAME = "regard-eager"
 """For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
+UNMASKED_NAME = "regard-unmasked"
+"""For configs whose attention a user has registered without a mask function: like that one it gets no masks."""
+NAMES = (NAME, EAGER_NAME, UNMASKED_NAME)
 EAGER = "eager"
 """The attention of Transformers that multiplies whole matrices."""
 _HOSTS: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
@@ -32,11 +35,12 @@ HINT = "regard_hint"
 
 
 def register(attention: Callable[..., tuple[Tensor, None]]) -> None:
-    """Make the functions known to Transformers; without a mask function the mask would silently be None."""
+    """Make the functions known to Transformers; without a mask function, as of the third, the mask is None."""
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, make_mask)
     AttentionInterface.register(EAGER_NAME, partial(attention, is_eager_host=True))
     AttentionMaskInterface.register(EAGER_NAME, partial(make_mask, is_eager=True))
+    AttentionInterface.register(UNMASKED_NAME, partial(attention, is_unmasked=True))
 
 
 def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
@@ -87,8 +91,8 @@ def lacks_sdpa(config: Any) -> bool:
 
 
 def function_of_user(functions: Mapping[str, Any], name: str | None) -> Any:
-    """Return the function that is registered under a name if it is of neither Transformers nor the hub's kernels."""
-    function = None if name in (None, NAME, EAGER_NAME) or "/" in str(name) else functions.get(str(name))
+    """Return the function that is registered under a name, of a kernel of the hub as well, if it is none of ours."""
+    function = None if name is None or name in NAMES else functions.get(name)
     defined_in = getattr(function, "__globals__", {}).get("__name__", type(function).__module__)
     return None if function is None or defined_in.split(".")[0] == "transformers" else function
 
@@ -97,15 +101,30 @@ def check_masks(config: Any, host: str) -> None:
     """Raise a UserError if a user has registered what makes the masks of a config, which a block would not call."""
     name = config._attn_implementation_internal
     if function_of_user(ALL_MASK_ATTENTION_FUNCTIONS, name) is not None:
-        problem = "its masks are made by a function that was registered"
-    elif function_of_user(ALL_ATTENTION_FUNCTIONS, name) is not None and name not in ALL_MASK_ATTENTION_FUNCTIONS:
-        problem = "it gets no masks, of padding and windows as well, for no mask function is registered"
-    else:
-        return
-    raise UserError(
-        f"cannot observe {host}: {problem} for the attention {name!r}; expected masks of Transformers, as by "
-        f"AttentionMaskInterface.register({name!r}, sdpa_mask), or attn_implementation='sdpa'"
+        raise UserError(
+            f"cannot observe {host}: its masks are made by a function that was registered for the attention {name!r}; "
+            f"{_describe_masks(name)}"
+        )
+
+
+def lacks_masks(name: str | None) -> bool:
+    """Return whether a user has registered an attention of a name without a mask function, so that it gets no masks."""
+    if name == UNMASKED_NAME:
+        return True
+    return function_of_user(ALL_ATTENTION_FUNCTIONS, name) is not None and name not in ALL_MASK_ATTENTION_FUNCTIONS
+
+
+def without_masks(host: str, problem: str) -> UserError:
+    """Return the error of an attention that gets no masks, where nobody knows what it makes of that."""
+    return UserError(
+        f"cannot observe {host}: its attention gets no masks, for no mask function is registered for its name, and "
+        f"{problem}; {_describe_masks('…')}"
     )
+
+
+def _describe_masks(name: str | None) -> str:
+    register = f"AttentionMaskInterface.register({name!r}, sdpa_mask)"
+    return f"expected masks of Transformers, as by {register}, or attn_implementation='sdpa'"
 
 
 def _add_hint(mask: Tensor, **fields: Any) -> Tensor:
@@ -134,7 +153,10 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
             if isinstance(module, PreTrainedModel):
                 hosts.setdefault(id(config), []).append(module._supports_sdpa)
 
-    def is_eager(key: int) -> bool:
-        return configs[key]._attn_implementation_internal in (EAGER, EAGER_NAME) or not all(hosts.get(key, ()))
+    def name_of(key: int) -> str:
+        own = configs[key]._attn_implementation_internal
+        if lacks_masks(own):
+            return UNMASKED_NAME
+        return EAGER_NAME if own in (EAGER, EAGER_NAME) or not all(hosts.get(key, ())) else NAME
 
-    return [(config, EAGER_NAME if is_eager(key) else NAME) for key, config in configs.items()]
+    return [(config, name_of(key)) for key, config in configs.items()]

@@ -26,7 +26,7 @@ from regard.hooks.module_tree import unlike_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
-from regard.hooks.registration import EAGER, EAGER_NAME, find_configs
+from regard.hooks.registration import EAGER, EAGER_NAME, UNMASKED_NAME, find_configs, without_masks
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -151,6 +151,8 @@ def replaced(
         raise UserError(
             f"cannot make a replaced model of this {architecture}, whose weights are off-loaded; use regard.replacing"
         )
+    if any(name == UNMASKED_NAME for _, name in find_configs(model)):
+        raise without_masks(architecture, "a copy would get some")
     all_layers = find_attention_layers(model)
     config: Any
     if isinstance(constants, (AttentionSpec, str)):

@@ -23,7 +23,13 @@ from regard.hooks.one_at_a_time import OBSERVED, OneAtATime
 from regard.hooks.own_modules import check_inside
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import EAGER, EAGER_NAME, NAME, check_masks, find_configs, register
+from regard.hooks.registration import (
+    EAGER,
+    NAMES,
+    check_masks,
+    find_configs,
+    register,
+)
 from regard.hooks.split_weights import check_heads_are_whole
 
 register(attention_function)
@@ -63,7 +69,7 @@ def no_attention_interface(model: nn.Module, *, routed: bool = False) -> UserErr
     If it was `routed`, another implementation may have been set since.
     """
     names = {getattr(config, "_attn_implementation_internal", None) for config, _ in find_configs(model)}
-    if routed and (others := names - {NAME, EAGER_NAME}) and not find_intercepted(model):
+    if routed and (others := names - set(NAMES)) and not find_intercepted(model):
         return _set_inside(model, others.pop())
     return UserError(
         f"cannot observe {type(model).__name__}: its attention goes neither through Transformers' AttentionInterface "
@@ -115,7 +121,7 @@ def routed(model: nn.Module, hooks: Iterable[ModuleHook] = (), *, within: nn.Mod
         stack.enter_context(patched(forwards_through_hooks(hosts or [model])))
         stack.enter_context(patched(without_continuous_batching(hosts)))
         for host in hosts:
-            if host.config._attn_implementation_internal in (NAME, EAGER_NAME):
+            if host.config._attn_implementation_internal in NAMES:
                 guard = _AttentionGuard()
                 stack.callback(host.register_forward_pre_hook(guard).remove)
                 stack.callback(guard.close)
@@ -258,7 +264,7 @@ class _AttentionGuard:
 
     def __call__(self, module: Any, _args: Any) -> None:
         name = module.config._attn_implementation_internal
-        if name not in (NAME, EAGER_NAME) and self._is_open and not is_traced():
+        if name not in NAMES and self._is_open and not is_traced():
             raise _set_inside(module, name)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
