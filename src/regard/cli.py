@@ -26,7 +26,7 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError, check_utf8, describe_error
-from regard.runs.rank import is_main_process
+from regard.runs.rank import IN_JOB, is_main_process
 from regard.runs.version import VERSION
 
 COMMANDS = {
@@ -83,6 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _run(arguments)
 
 
+def _unless_in_job() -> int:
+    """Return 2, or in a job of a launcher the code of what may go well another time (EX_TEMPFAIL)."""
+    return 75 if os.environ.get(IN_JOB) else 2
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     command, resumes = "regard", False
     _write_any_sign()
@@ -105,7 +110,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     except KeyboardInterrupt:
         _print_error(f"{command}: interrupted; {'what was kept before is kept' if resumes else 'nothing was written'}")
-        return 2
+        return _unless_in_job()
     except SystemExit as end:
         if not isinstance(end.__context__, BrokenPipeError):  # which Rich makes an exit with code 1 of
             raise
@@ -117,7 +122,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         place = error.filename if _drop_output() else "standard output"
         told = f"{place}: {error.strerror}" if place and error.strerror else describe_error(error)
         _print_error(f"{command}: {told}")
-        return 2
+        return _unless_in_job()
     finally:
         gc.unfreeze()
         gc.enable()

@@ -57,6 +57,13 @@ def test_the_complaint_is_that_of_the_last_attempt(tmp_path: Path) -> None:
     assert (tmp_path / "a.log").read_text() == "first\n"
 
 
+@pytest.mark.parametrize("code, attempts", [(2, 1), (1, 3)])
+def test_a_job_that_its_command_refuses_is_not_tried_again(code: int, attempts: int, tmp_path: Path) -> None:
+    program = f"import sys; open('n', 'a').write('x'); print('rate: expected more', file=sys.stderr); sys.exit({code})"
+    assert errors([job(tmp_path, program)], retries=2) == {"a": "rate: expected more"}
+    assert (tmp_path / "n").read_text() == "x" * attempts
+
+
 def test_a_job_that_ends_well_but_leaves_nothing_has_failed(tmp_path: Path) -> None:
     events: list[JobEvent] = []
     found = run_jobs([job(tmp_path, "pass")], Local(), finished=lambda key: False, retries=1, on_event=events.append)

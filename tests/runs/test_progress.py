@@ -39,6 +39,13 @@ def test_a_beat_says_nothing_shortly_after_a_line() -> None:
     assert lines == ["training"]
 
 
+def test_names_with_line_breaks_are_shown_in_one_line() -> None:
+    lines: list[str] = []
+    shown = PlainProgress(lines.append)
+    shown(ProgressEvent(phase="task 1 of 2, good\nnews\r\nof old, training", note="of\u2028note", milestone=True))
+    assert lines == ["of note", "task 1 of 2, good news of old, training"]
+
+
 def test_names_with_brackets_are_shown_as_they_are() -> None:
     file = StringIO()
     console = Console(file=file, force_terminal=True, width=100)

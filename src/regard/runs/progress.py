@@ -33,6 +33,10 @@ class ProgressEvent:
     note: str = ""  # a line that is shown at once, if it was not shown before
     milestone: bool = False  # a log shows the event at once
 
+    def __post_init__(self) -> None:
+        for name in ("phase", "note"):  # which may name a task of the user's, or a file
+            object.__setattr__(self, name, in_one_line(getattr(self, name)))
+
     def __str__(self) -> str:
         parts = [self.phase]
         for name in ("loss", "relative_error"):
@@ -46,6 +50,11 @@ class ProgressEvent:
 
 
 OnProgress = Callable[[ProgressEvent], None]
+
+
+def in_one_line(text: str) -> str:
+    """Return a text with a space in the place of each line break, as names of a user's own tasks may have."""
+    return " ".join(text.splitlines())
 
 
 def report_packing(on_progress: OnProgress | None, domain: str, tokens: int) -> None:

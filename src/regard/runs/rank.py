@@ -1,8 +1,11 @@
-"""Rank and number of processes, without importing torch."""
+"""Rank and number of processes, and whether a launcher started this one, without importing torch."""
 
 import os
 import sys
 from typing import Any
+
+IN_JOB = "REGARD_JOB"
+"""Environment variable of the processes of a launcher, which tries again what was interrupted or could not write."""
 
 
 def is_main_process() -> bool:

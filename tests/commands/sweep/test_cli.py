@@ -121,6 +121,10 @@ def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, 
             "none beside --seeds",
         ),
         (["fake", "--vary", "rate=1", "--out", "o", "--address", "auto"], "local trials need none"),
+        (
+            ["fake", "--vary", "rate=1, name=elu", "--out", "o"],
+            "expected a space before each field, as --vary rate=… name=…, .* got 'rate=1, name=elu'",
+        ),
     ],
 )
 def test_lines_that_are_refused(

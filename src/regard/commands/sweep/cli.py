@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
 from regard.runs.arguments import OneList, add_config_options, parse_config_options, parse_seeds
-from regard.runs.progress import heartbeat
+from regard.runs.progress import heartbeat, in_one_line
 
 if TYPE_CHECKING:
     from regard.commands.sweep.run import SweepProgress, SweepResult
@@ -122,7 +122,9 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one of this machine)")
     parser.add_argument("--workers", type=int, metavar="N", help="trials at once (default: one a core, or one a GPU)")
     parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of a trial (default: 1 where there are; on ray 0)")
-    parser.add_argument("--retries", type=int, default=2, metavar="N", help="times a trial is tried again (default: 2)")
+    parser.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="times a trial that fails is tried again (default: 2)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, or to go on in")
     for name, text in command.folder_options.items():
         parser.add_argument(f"--{name}", metavar="DIR", type=Path, help=text.replace("%", "%%"))
@@ -150,6 +152,10 @@ def parse_vary(command: Command, texts: Sequence[str]) -> dict[str, list[Any]]:
         parts = [part.strip() for part in listed.split(",")]
         if not all(parts):
             raise UserError(f"vary: expected values with commas between them for {name}, got {listed!r}")
+        names = [part.partition("=")[0].strip().lstrip("-").replace("-", "_") for part in parts if "=" in part]
+        if second := next((other for other in names if other in command.config.field_names()), None):
+            line = f"--vary {name}=… {second}=…, or several --vary"
+            raise UserError(f"vary: expected a space before each field, as {line}; got {text!r}")
         for value in (command.config.parse_field(name, part) for part in parts):
             if value not in vary.setdefault(name, []):
                 vary[name].append(value)
@@ -164,7 +170,7 @@ def print_progress(progress: SweepProgress) -> None:
         results["finished"] = f"finished in {event.seconds:.0f} s"
     if event.kind in results:
         line = f"[{progress.finished}/{progress.trials}] {progress.trial}: {results[event.kind]}"
-        print(line, file=sys.stderr, flush=True)
+        print(in_one_line(line), file=sys.stderr, flush=True)
 
 
 def _describe_failures(result: SweepResult) -> str:

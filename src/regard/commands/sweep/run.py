@@ -139,7 +139,7 @@ def sweep(
         address: The cluster; None for one of this machine.
         workers: Trials at once; they share the cores. None for one a core, or one a GPU.
         gpus: GPUs of a trial. None for one where there are some, and none on Ray.
-        retries: How often a trial that failed is tried again, from its last checkpoint.
+        retries: How often a trial that failed is tried again, from its last checkpoint; one that was refused is not.
         arguments: Further arguments of each trial's command.
         command_line: What is recorded as the command that began the sweep.
         on_progress: Called as trials start, finish and fail.

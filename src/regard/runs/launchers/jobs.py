@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from regard.errors import UserError
+from regard.runs.rank import IN_JOB
 
 TERMINATE_TIMEOUT = 30.0  # seconds that a process has to keep what it has done, once it is asked to end
+REFUSED = 2
+"""Exit code of a command for a mistake of the user, which another attempt would repeat."""
 MOST_LOST = 20  # machines that a job may lose before that counts as a failure
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 """Environment of a job that sees no GPU."""
@@ -36,11 +39,12 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job ended: `error` is empty if well; `lost` if the machine under it went away."""
+    """How a job ended: `error` is empty if well; `lost` if the machine under it went away; `refused` by the command."""
 
     key: str
     error: str = ""
     lost: bool = False
+    refused: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class StartedJob:
 
     def ended(self) -> JobResult | None:
         code = self.guard.poll()
-        return None if code is None else JobResult(self.job.key, _error(code, self.job.log, self.offset))
+        if code is None:
+            return None
+        return JobResult(self.job.key, _error(code, self.job.log, self.offset), refused=code == REFUSED)
 
     def ask_to_end(self) -> None:
         if self.guard.stdin is not None:
@@ -77,7 +83,7 @@ def start_job(job: Job, threads: int, environment: Mapping[str, str] | None = No
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd=job.directory,
-        env={**os.environ, "OMP_NUM_THREADS": str(threads), **(environment or {})},
+        env={**os.environ, IN_JOB: "1", "OMP_NUM_THREADS": str(threads), **(environment or {})},
         start_new_session=True,
     )
     return StartedJob(job, guard, log.stat().st_size)
@@ -223,7 +229,8 @@ def run_jobs(
     """Run jobs, and return the errors of those that failed for good, by key.
 
     A job that failed is started again up to `retries` times, after the others; if its machine was lost, without that
-    being counted. A job whose results are there, as `finished` tells by its key, is done whatever its process did.
+    being counted, and not if its command refused it. A job whose results are there, as `finished` tells by its key, is
+    done whatever its process did.
     """
     waiting, running = deque(jobs), dict[str, tuple[Job, float]]()
     attempts, lost, errors = Counter[str](), Counter[str](), dict[str, str]()
@@ -242,7 +249,7 @@ def run_jobs(
                 failures = attempts[job.key] - min(lost[job.key], MOST_LOST)
                 kind: Literal["finished", "failed", "given up"] = "finished"
                 if error:
-                    kind = "failed" if failures <= retries else "given up"
+                    kind = "failed" if failures <= retries and not ended.refused else "given up"
                 if kind == "failed":
                     waiting.append(job)
                 elif kind == "given up":
