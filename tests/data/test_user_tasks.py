@@ -4,6 +4,7 @@ import csv
 import json
 import re
 import tracemalloc
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any, cast
@@ -624,7 +625,8 @@ def test_instructions_as_they_are_published_are_read(tmp_path: Path) -> None:
     pairs = [pair for split in SPLITS for pair in zip(task.split(split).inputs, task.split(split).targets, strict=True)]
     expected = {(f"Say {at}.\n{'loudly' + chr(10) if at % 2 else ''}Output: ", (f"{at}!",)) for at in range(20)}
     assert set(pairs) == expected
-    labelled = write(tmp_path / "b.jsonl", [row | {"label": "ab"[at // 2 % 2]} for at, row in enumerate(rows)])
+    labels = [row | {"label": "ab"[at // 2 % 2], "output": ""} for at, row in enumerate(rows)]
+    labelled = write(tmp_path / "b.jsonl", labels)
     stream, warning = told(labelled)  # of classes, which need a text
     assert (stream.metadata["left_out"], "10 of 20 rows have nothing in the column 'input'" in warning) == (
         {"t": 10},
@@ -882,3 +884,29 @@ def test_texts_in_two_columns_are_told_of(tmp_path: Path, column: str) -> None:
     assert isinstance(task, ClassificationTask)
     assert all(text.startswith("t ") for (text,) in task.train.texts)
     read_stream(write(tmp_path / "empty.jsonl", [{**row, column: ""} for row in rows]))
+
+
+@pytest.mark.parametrize(
+    "columns, task_type, told",
+    [
+        ({"label": "a", "output": "b"}, None, "labels are read from the column 'label', not from 'output'; delete"),
+        ({"label": "a", "response": "b"}, "generation", "labels are read from the column 'label', not from 'response'"),
+        ({"answer": "a", "output": "b"}, None, "answers are read from the column 'answer', not from 'output'; delete"),
+        ({"label": "a", "output": ""}, None, None),
+        ({"output": "b"}, None, None),
+    ],
+)
+def test_answers_beside_what_is_read_are_told(
+    columns: dict[str, str], task_type: Any, told: str | None, tmp_path: Path
+) -> None:
+    rows = [{"task": "t", "text": f"text {number}", **columns} for number in range(20)]
+    if "label" in columns:
+        rows[::2] = [row | {"label": "z"} for row in rows[::2]]
+    path = tmp_path / "beside.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read_stream(path, task_type=task_type)
+    said = [str(one.message) for one in caught if "read from the column" in str(one.message)]
+    assert len(said) == (told is not None)
+    assert told is None or told in said[0]

@@ -67,7 +67,21 @@ def find_columns(records: Sequence[Record], task_type: TaskType | None, name: st
         told = f"texts are read from the column {text!r}, not from {' or '.join(map(repr, unread))}"
         warn_user(f"stream: {name}: {told}; delete or rename what is not meant")
     instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
+    _warn_of_unread_answers(records, answer if is_text else None, names, name)
     return UserColumns(text, instruction, answer if is_text else None, is_text)
+
+
+def _warn_of_unread_answers(records: Sequence[Record], answer: str | None, names: set[str], name: str) -> None:
+    """Warn of columns that may be meant for answers, beside the column that is read."""
+    read = answer or "label"
+    unread = [
+        one
+        for one in OUTPUT
+        if one in names and one != answer and not all(is_nothing(record.values.get(one)) for record in records)
+    ]
+    if unread and read in names:
+        what = f"{'answers' if answer else 'labels'} are read from the column {read!r}"
+        warn_user(f"stream: {name}: {what}, not from {' or '.join(map(repr, unread))}; delete or rename it")
 
 
 def read_located(path: Path) -> list[Record]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
 from regard.errors import UserError
+from regard.runs.idle_options import IdleOptions, warn_of_idle_options
 from regard.runs.options import Option
 from regard.runs.options import config_field as config_field
 from regard.runs.output_dir import RESULTS
@@ -39,6 +40,8 @@ class Config:
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
     newer: ClassVar[frozenset[str]] = frozenset()
     """Fields that runs of earlier versions lack: while they have their default, no dictionary names them."""
+    idle: ClassVar[tuple[IdleOptions, ...]] = ()
+    """Fields that change nothing in some mode, of which `warn_of_idle` warns."""
 
     def __post_init__(self) -> None:
         for name, option in self.options().items():
@@ -47,6 +50,14 @@ class Config:
 
     def check(self) -> None:
         """Check how the fields go together. Raises UserError."""
+
+    def given_fields(self) -> set[str]:
+        """Return the names of the fields that have another value than by default."""
+        return {name for name, option in self.options().items() if getattr(self, name) != option.default}
+
+    def warn_of_idle(self, *modes: str) -> None:
+        """Warn of given fields that change nothing in a run of these modes, which the rules in `idle` name."""
+        warn_of_idle_options(self.idle, self, self.given_fields(), modes)
 
     @classmethod
     @cache

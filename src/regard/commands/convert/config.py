@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
+from regard.runs.idle_options import IdleOptions
 
 if TYPE_CHECKING:
     from regard.training import TrainingConfig
@@ -25,6 +26,25 @@ class ConvertConfig(Config):
 
     command: ClassVar[str] = "convert"
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps"})
+
+    idle: ClassVar[tuple[IdleOptions, ...]] = (
+        IdleOptions(
+            ("average_samples",),
+            "no averages stand for the attention",
+            applies=lambda config: config.attention not in (AVERAGE, TRAINED_AVERAGE),
+        ),
+        IdleOptions(("layer_learning_rate",), "there is no first stage", applies=lambda config: not config.layer_steps),
+        IdleOptions(
+            ("model_learning_rate", "trained"),
+            "there is no second stage",
+            applies=lambda config: not config.model_steps,
+        ),
+        IdleOptions(
+            ("weight_decay", "max_grad_norm"),
+            "nothing is trained",
+            applies=lambda config: not config.layer_steps and not config.model_steps,
+        ),
+    )
 
     attention: str | None = config_field(
         None,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
+from regard.commands.learn.idle import RULES
 from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
+from regard.runs.idle_options import IdleOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,6 +72,7 @@ class LearnConfig(Config):
     # They change results by rounding only; with dropout, `micro_batch_size` also changes the masks.
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "data", "trackers"})
     newer: ClassVar[frozenset[str]] = frozenset({"metric", "missing_values", "truncation_side"})
+    idle: ClassVar[tuple[IdleOptions, ...]] = RULES
 
     stream: str = config_field(
         "stdlib-split", "name of a stream, or your own table or folder; several, one behind the other, apart by commas"
@@ -323,6 +326,9 @@ class LearnConfig(Config):
     def replace(self, **changes: Any) -> LearnConfig:
         """Return a changed configuration; values of the old scale become those of the new one."""
         return LearnConfig.from_dict({**self.explicit_fields(), **changes})
+
+    def given_fields(self) -> set[str]:
+        return super().given_fields() & self.explicit_fields().keys()
 
     def explicit_fields(self) -> dict[str, Any]:
         """Return the fields whose values differ from those of the scale."""

@@ -1,14 +1,20 @@
 """What a measurement is made of."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
+from regard.runs.idle_options import IdleOptions
 
 TOKENS_PER_BATCH = 4096
 """Tokens of a batch whose size is not given."""
+
+
+OF_SINKS = ("sink_rate", "secondary_sinks", "sinks_by_token_class")
+"""Statistics that say from which attention on a key is a sink."""
 
 
 def parse_layer_ids(text: str) -> tuple[int, ...]:
@@ -31,6 +37,14 @@ class MeasureConfig(Config):
     """
 
     command: ClassVar[str] = "measure"
+
+    idle: ClassVar[tuple[IdleOptions, ...]] = (
+        IdleOptions(
+            ("epsilon", "minimum_queries"),
+            f"none of {', '.join(OF_SINKS)} is among the statistics",
+            applies=lambda config: not config.has_any_of(OF_SINKS),
+        ),
+    )
 
     statistics: tuple[Any, ...] = config_field(
         ("default",),
@@ -100,11 +114,17 @@ class MeasureConfig(Config):
         from regard.statistics import PerturbationSpread, statistic_factories
 
         names = list(statistic_factories(self.statistics))
-        if PerturbationSpread.name not in names:
+        if not self.has_any_of([PerturbationSpread.name]):
             raise UserError(
                 f"perturb: expected {PerturbationSpread.name} among the statistics, for which it says where a token is "
                 f"replaced, got {', '.join(names)}; add it, or leave perturb out"
             )
+
+    def has_any_of(self, names: Collection[str]) -> bool:
+        """Return whether one of these is among the statistics."""
+        from regard.statistics import statistic_factories
+
+        return not set(names).isdisjoint(statistic_factories(self.statistics))
 
     @property
     def batch_rows(self) -> int:

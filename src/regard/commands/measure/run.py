@@ -113,6 +113,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         config = (config or MeasureConfig()).replace(**given)
         if "perturb" in given and is_default:
             config.check_perturb()
+        config.warn_of_idle()
         media = select_media({"images": images, "audio": audio, "videos": videos}, texts, config)
         kind = None if media is None else kind_of(media)
         if media is None and config.prompt is not None:

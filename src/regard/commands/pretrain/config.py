@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from regard.errors import UserError, check_choice
 from regard.runs.config import MAX_SEED, Config, config_field
+from regard.runs.idle_options import IdleOptions
 
 if TYPE_CHECKING:
     from regard.attention.spec import AttentionSpec
@@ -29,6 +30,10 @@ class PretrainConfig(Config):
 
     command: ClassVar[str] = "pretrain"
     resumable: ClassVar[frozenset[str]] = frozenset({"micro_batch_size", "save_steps", "logging_steps", "trackers"})
+
+    idle: ClassVar[tuple[IdleOptions, ...]] = (
+        IdleOptions(("decay",), "without weight decay", applies=lambda config: not config.weight_decay),
+    )
 
     attention: str = config_field(
         "softmax", "operation, one of `regard.attention.spec.ATTENTIONS`, with changes as in softmax+top_k=4"

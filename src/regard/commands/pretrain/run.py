@@ -113,6 +113,7 @@ def pretrain(  # noqa: D417 - the options are described in the configuration
     preset = preset_config(config)
     name = config if isinstance(config, str) else None
     config = preset_config(config, **explicit_arguments(locals(), PretrainConfig))
+    config.warn_of_idle()
     plan = config.training_config()
     warn_of_idle(config.spec, config.attention)
     check_trackers(config.trackers, work_dir)

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from regard.errors import UserError
 from regard.runs.config import Config, config_field
+from regard.runs.idle_options import IdleOptions
 
 TRAINED = {"toeplitz-init": "toeplitz", "average-init": "average"}
 """Sources trained on the task's labels, and what each starts from."""
@@ -42,6 +43,17 @@ class ReplaceConfig(Config):
 
     command: ClassVar[str] = "replace"
     newer: ClassVar[frozenset[str]] = frozenset({"missing_values"})
+
+    idle: ClassVar[tuple[IdleOptions, ...]] = (
+        IdleOptions(("missing_values",), "the rows are of a published task", mode="published"),
+        IdleOptions(("num_seeds",), "perplexity needs no probe", mode=LANGUAGE_MODEL),
+        IdleOptions(
+            ("num_epochs", "batch_size", "learning_rate"),
+            "perplexity needs no probe, and no gates or constants are trained",
+            mode=LANGUAGE_MODEL,
+            applies=lambda config: set(config.rankings).isdisjoint(GATED) and set(config.sources).isdisjoint(TRAINED),
+        ),
+    )
 
     constants: tuple[str, ...] | None = config_field(
         None,

@@ -122,6 +122,8 @@ def replace(  # noqa: D417 - the options are described in the configuration
 
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
+        is_published = isinstance(task, Task) or task in TASKS
+        config.warn_of_idle(*[LANGUAGE_MODEL] * language_model, *["published"] * is_published)
         loaded = _load_model(model, tokenizer, language_model)
         encoder = loaded.model if language_model else get_encoder(loaded.model)
         report("reading the task")

@@ -1,0 +1,53 @@
+"""Options of `regard learn` that change nothing with some streams and methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regard.runs.idle_options import IdleOptions
+
+CLASSES, ANSWERS = "classes", "answers"
+"""Modes: tasks of classification, or with answers in text."""
+
+
+def _has_own_tasks(config: Any) -> bool:
+    from regard.data.stream_catalog import STREAMS
+
+    return any(part not in STREAMS for part in config.parts)
+
+
+def _has_instruction_tasks(config: Any) -> bool:
+    from regard.data.stream_catalog import STREAMS
+
+    return any(part in STREAMS and STREAMS[part].benchmark is not None for part in config.parts)
+
+
+def _has_references(config: Any) -> bool:
+    from regard.commands.learn.metrics import REFERENCES
+
+    return any(name.strip() in REFERENCES for name in config.method.split(","))
+
+
+RULES = (
+    IdleOptions(("target_length", "truncation_side"), "the tasks have classes, and no answers in text", mode=CLASSES),
+    IdleOptions(
+        ("instructions",), "definitions stand before texts with answers in any case", ANSWERS, _has_instruction_tasks
+    ),
+    IdleOptions(
+        ("instructions",),
+        "instructions of tasks of your own stand before their texts in any case",
+        applies=lambda config: not _has_instruction_tasks(config),
+    ),
+    IdleOptions(("missing_values",), "no tasks are your own", applies=lambda config: not _has_own_tasks(config)),
+    IdleOptions(
+        ("missing_tasks",),
+        "no stream is of instruction tasks, of which files may be missing",
+        applies=lambda config: not _has_instruction_tasks(config),
+    ),
+    IdleOptions(("held_out_samples",), "no held-out text is given", applies=lambda config: config.held_out is None),
+    IdleOptions(
+        ("references",),
+        "neither joint nor separate is among the methods",
+        applies=lambda config: not _has_references(config),
+    ),
+)
