@@ -51,9 +51,9 @@ class Config:
     def check(self) -> None:
         """Check how the fields go together. Raises UserError."""
 
-    def given_fields(self) -> set[str]:
+    def given_fields(self) -> frozenset[str]:
         """Return the names of the fields that have another value than by default."""
-        return {name for name, option in self.options().items() if getattr(self, name) != option.default}
+        return frozenset(name for name, option in self.options().items() if getattr(self, name) != option.default)
 
     def warn_of_idle(self, *modes: str) -> None:
         """Warn of given fields that change nothing in a run of these modes, which the rules in `idle` name."""

@@ -327,7 +327,7 @@ class LearnConfig(Config):
         """Return a changed configuration; values of the old scale become those of the new one."""
         return LearnConfig.from_dict({**self.explicit_fields(), **changes})
 
-    def given_fields(self) -> set[str]:
+    def given_fields(self) -> frozenset[str]:
         return super().given_fields() & self.explicit_fields().keys()
 
     def explicit_fields(self) -> dict[str, Any]:
