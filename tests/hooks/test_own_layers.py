@@ -225,8 +225,38 @@ def test_blocks_of_which_the_first_has_no_attention_are_the_layers() -> None:
     assert set(frame[frame["head"].notna()]["layer"]) == {1, 2, 3}
 
 
+INSIDE = r"inside of a function of torch.compile; begin the block outside of it$"
+
+
+def test_what_a_block_begins_with_is_refused_inside_of_a_compiled_function() -> None:
+    with pytest.raises(UserError, match=INSIDE):
+        torch.compile(intercepted._UNCOMPILED.enter, backend="eager")()
+    assert not intercepted._UNCOMPILED._blocks
+
+
+@torch.no_grad()
+def test_a_block_that_is_refused_as_it_begins_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: str) -> None:
+        raise RuntimeError
+
+    model = Model(plain)
+    with monkeypatch.context() as patch:
+        patch.setattr("torch.compiler.set_stance", refuse)
+        with pytest.raises(UserError, match=INSIDE), watching(model, "column_mass"):
+            pass
+    assert not intercepted._OPEN
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with watching(model, "column_mass") as watch:
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        model(ids())
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    assert_exact(watch, model)
+
+
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_block_inside_of_a_compiled_function_is_refused_and_leaves_nothing() -> None:
+    """Dynamo compiles all that a block does before it is refused, in seconds."""
     model = Model(plain)
 
     @torch.compile(backend="eager")  # type: ignore[untyped-decorator]
@@ -234,7 +264,7 @@ def test_a_block_inside_of_a_compiled_function_is_refused_and_leaves_nothing() -
         with watching(model, "column_mass"):
             return model(ids)
 
-    with pytest.raises(UserError, match=r"inside of a function of torch.compile; begin the block outside of it$"):
+    with pytest.raises(UserError, match=INSIDE):
         step(ids())
     assert not intercepted._OPEN
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
