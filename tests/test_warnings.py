@@ -1,8 +1,6 @@
 """Warnings name the line of the user's code, and are plain lines on the command line."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import torch
 import regard
 from regard.errors import warn_user
 from regard.runs.selection import select_rows
+from tests.processes import run_python
 from tests.tiny_deepseek import make_deepseek
 
 
@@ -53,7 +52,7 @@ write = warnings.formatwarning
 assert cli.main(["compare", "a", "b"]) == 0
 assert warnings.formatwarning is write
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment())
+    ended = run_python(["-c", code], environment())
     assert (ended.returncode, ended.stdout) == (0, "")
     assert ended.stderr == "regard compare: warning: one and two\n"
 

@@ -1,8 +1,6 @@
 """Runs of one process wait for one another, and say so; those of a forked process do not wait for its parent's."""
 
 import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from regard.runs.run_lock import BUSY, ONE_RUN
 from regard.runs.work_dir import open_work_dir
 from tests.commands.sweep.sweeping import until
+from tests.processes import run_python
 
 PARTS = ("states",)
 ROOT = Path(__file__).parents[2]
@@ -73,4 +72,4 @@ sys.exit(status != 0)
 
 def test_a_forked_process_waits_for_no_thread_that_it_does_not_have() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    assert not subprocess.run([sys.executable, "-W", "ignore", "-c", FORKING], env=environment, check=False).returncode
+    assert not run_python(["-c", FORKING], environment).returncode

@@ -6,8 +6,6 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from regard.errors import UserError
 from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, check_same_identity, open_work_dir
 from tests.commands.sweep.sweeping import until
-from tests.processes import started
+from tests.processes import run_python, started
 
 PARTS = ("states",)
 ROOT = Path(__file__).parents[2]
@@ -114,7 +112,7 @@ with open_work_dir(Path({str(folder)!r}), command="test", parts={PARTS}) as work
     (work.folder / "states").mkdir()
     os._exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, check=True)
+    assert not run_python(["-c", program], {**os.environ, "PYTHONPATH": str(ROOT / "src")}).returncode
 
 
 @pytest.mark.sample(1)
