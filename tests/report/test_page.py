@@ -192,10 +192,26 @@ def test_a_few_positions_have_a_tick_each_and_nothing_stands_between_them() -> N
     assert "values" not in axes[1]
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("profile")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def browser(started: Chromium) -> Iterator[Chromium]:
+    """A browser that emulates nothing."""
+    yield started
+    started.send("Emulation.setEmulatedMedia", media="", features=[])
+    started.send("Emulation.clearDeviceMetricsOverride")
+
+
 @pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(dark: bool, tmp_path: Path) -> None:
+def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(
+    dark: bool, browser: Chromium, tmp_path: Path
+) -> None:
     def differences(columns: int, left: int) -> list[float]:
         """How far the sides of a table are from its paper: left, right."""
         names = ["Name", *(f"column {number}" for number in range(columns))]
@@ -208,15 +224,14 @@ def test_a_table_that_scrolls_sideways_is_shaded_where_more_of_it_is(dark: bool,
         paper, height = picture.getpixel((3, 3)), round(box[1]) + 2
         return [abs(picture.getpixel((round(x), height)) - paper) for x in (box[0] + 1, box[2] - 2)]
 
-    with Chromium(tmp_path / "profile") as browser:
-        browser.show(400, dark=dark)
-        assert differences(1, 0) == [0, 0]
-        left, right = differences(12, 0)
-        assert left == 0
-        assert right > 20
-        left, right = differences(12, 10_000)
-        assert left > 20
-        assert right == 0
+    browser.show(400, dark=dark)
+    assert differences(1, 0) == [0, 0]
+    left, right = differences(12, 0)
+    assert left == 0
+    assert right > 20
+    left, right = differences(12, 10_000)
+    assert left > 20
+    assert right == 0
 
 
 LUMINANCE = (0.2126, 0.7152, 0.0722)
@@ -235,37 +250,37 @@ def contrast(first: tuple[float, ...], second: tuple[float, ...]) -> float:
 @pytest.mark.sample(1)
 @needs_chromium
 @pytest.mark.parametrize("dark", [False, True])
-def test_words_are_legible_on_every_shade_of_the_ramp_and_in_the_colors_of_the_page(dark: bool, tmp_path: Path) -> None:
+def test_words_are_legible_on_every_shade_of_the_ramp_and_in_the_colors_of_the_page(
+    dark: bool, browser: Chromium, tmp_path: Path
+) -> None:
     (tmp_path / "page.html").write_text(page(Text("a text")))
-    with Chromium(tmp_path / "profile") as browser:
-        browser.show(400, dark=dark)
-        browser.open((tmp_path / "page.html").as_uri())
-        shades = browser.run("Array.from({ length: 101 }, (_, i) => regard.mixed(i / 100))")
-        inks = browser.run("Array.from({ length: 101 }, (_, i) => regard.legible(regard.mixed(i / 100)))")
-        names = ("paper", "ink", "quiet", "accent", "mark")
-        told = [browser.run(f"regard.ink('--{name}')") for name in names]
+    browser.show(400, dark=dark)
+    browser.open((tmp_path / "page.html").as_uri())
+    shades = browser.run("Array.from({ length: 101 }, (_, i) => regard.mixed(i / 100))")
+    inks = browser.run("Array.from({ length: 101 }, (_, i) => regard.legible(regard.mixed(i / 100)))")
+    names = ("paper", "ink", "quiet", "accent", "mark")
+    told = [browser.run(f"regard.ink('--{name}')") for name in names]
     rgb = lambda text: tuple(int(text[i : i + 2], 16) for i in (1, 3, 5))  # noqa: E731
     assert min(contrast(tuple(shade), rgb(ink)) for shade, ink in zip(shades, inks, strict=True)) >= 4.5
     assert min(contrast(rgb(told[0]), rgb(color)) for color in told[1:]) >= 4.5
 
 
 @needs_chromium
-def test_what_is_wide_or_long_is_whole_on_paper(tmp_path: Path) -> None:
+def test_what_is_wide_or_long_is_whole_on_paper(browser: Chromium, tmp_path: Path) -> None:
     """What would scroll is wrapped, a chart that is wider than the paper shrinks, no paragraph goes over two sheets."""
     table = Table([("row", "", ["a long cell, " * 3] * 6)], ["Name", *"abcdef"], "a table")
     text = page(table, Command("regard measure x " * 40), Panels([LINES], "lines"))
     (tmp_path / "page.html").write_text(text)
-    with Chromium(tmp_path / "profile") as browser:
-        browser.show(1200)
-        browser.open((tmp_path / "page.html").as_uri())
-        browser.wait("document.querySelectorAll('#lines svg').length")
-        browser.run("document.querySelector('#lines').style.width = '600px'")
-        browser.send("Emulation.setEmulatedMedia", media="print")
-        boxes = "[...document.querySelectorAll('table, pre, .chart svg')]"
-        beyond = "e.getBoundingClientRect().width - e.parentElement.clientWidth"
-        within = f"(e) => [e.tagName, e.scrollWidth - e.clientWidth, {beyond}]"
-        found = browser.run(f"{boxes}.map({within})")
-        kept = browser.run("[...document.querySelectorAll('p')].map((e) => getComputedStyle(e).breakInside)")
+    browser.show(1200)
+    browser.open((tmp_path / "page.html").as_uri())
+    browser.wait("document.querySelectorAll('#lines svg').length")
+    browser.run("document.querySelector('#lines').style.width = '600px'")
+    browser.send("Emulation.setEmulatedMedia", media="print")
+    boxes = "[...document.querySelectorAll('table, pre, .chart svg')]"
+    beyond = "e.getBoundingClientRect().width - e.parentElement.clientWidth"
+    within = f"(e) => [e.tagName, e.scrollWidth - e.clientWidth, {beyond}]"
+    found = browser.run(f"{boxes}.map({within})")
+    kept = browser.run("[...document.querySelectorAll('p')].map((e) => getComputedStyle(e).breakInside)")
     assert {tag for tag, _, _ in found} == {"TABLE", "PRE", "svg"}
     assert set(kept) == {"avoid"}
     assert max(max(inside, beyond) for _, inside, beyond in found) <= 1
