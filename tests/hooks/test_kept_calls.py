@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks import Watch, observe, watching
+from regard.hooks import Watch, watching
+from regard.hooks import watch as watch_module
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from tests.named_cache import behind
 
@@ -52,8 +53,8 @@ def test_steps_are_reduced_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None
         queries.append(call.query.shape[2])
         return own_reduce(call, request)
 
-    own_reduce = observe.reduce
-    monkeypatch.setattr(observe, "reduce", reduce)
+    own_reduce = watch_module.reduce
+    monkeypatch.setattr(watch_module, "reduce", reduce)
     measured(llama(), [5, *[1] * 7])
     assert queries == [5, 7, 7]  # of the prompt of both layers at once
 
@@ -128,7 +129,7 @@ def test_blocks_that_keep_steps_and_those_that_do_not_may_overlap() -> None:
 def stepwise(model: Any, between: Any, monkeypatch: pytest.MonkeyPatch, *, keeps: bool) -> pd.DataFrame:
     with monkeypatch.context() as patch, watching(model, NAMES) as watch:
         if not keeps:
-            patch.setattr(observe, "can_keep", lambda call: False)
+            patch.setattr(watch_module, "can_keep", lambda call: False)
         cache = transformers.DynamicCache(config=model.config)
         model(IDS[:, :5], **behind(cache))
         for step in range(5, 12):
@@ -185,7 +186,7 @@ def test_a_mask_that_its_owner_goes_on_writing_to(monkeypatch: pytest.MonkeyPatc
         return watch.frame()
 
     actual = run()
-    monkeypatch.setattr(observe, "can_keep", lambda call: False)
+    monkeypatch.setattr(watch_module, "can_keep", lambda call: False)
     pd.testing.assert_frame_equal(actual, run(), rtol=1e-9, atol=1e-12)
 
 
@@ -208,7 +209,7 @@ def test_the_end_of_a_block_reduces_no_steps_of_a_forward_that_failed(monkeypatc
         model.model.layers[1].register_forward_pre_hook(lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             model(IDS[:, 6:7], **behind(cache), use_cache=True)
-        monkeypatch.setattr(observe, "reduce", lambda *_: pytest.fail("a step is reduced"))
+        monkeypatch.setattr(watch_module, "reduce", lambda *_: pytest.fail("a step is reduced"))
     assert watch.samples == 2
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import regard
 from regard.attention.call import AttentionCall
-from regard.hooks import hidden_states, observe, sequences, waiting_calls
+from regard.hooks import hidden_states, sequences, waiting_calls
+from regard.hooks import watch as watch_module
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.selection import WantedReductions
 from regard.statistics import ALL, STATISTICS
@@ -102,13 +103,13 @@ def test_hidden_states_that_waited_are_summed_over_the_tokens_of_each_row(monkey
 def spy_on_reduce(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the rows of each call that is reduced alone."""
     rows: list[int] = []
-    own = observe.reduce
+    own = watch_module.reduce
 
     def reduce(call: Any, request: Any) -> dict[str, Tensor]:
         rows.append(len(call.query))
         return own(call, request)
 
-    monkeypatch.setattr(observe, "reduce", reduce)
+    monkeypatch.setattr(watch_module, "reduce", reduce)
     return rows
 
 

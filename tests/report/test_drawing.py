@@ -12,7 +12,7 @@ from regard.commands.learn.result import LearnResult, make_table
 from regard.commands.pretrain.result import PretrainResult, final_metrics
 from regard.commands.replace.result import ReplaceResult
 from regard.errors import UserError
-from regard.hooks.observe import Watch
+from regard.hooks.watch import Watch
 from regard.report.drawing import Map, draw_maps, draw_panels
 from regard.report.panels import line, panel
 from regard.runs.display import Display

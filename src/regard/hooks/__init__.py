@@ -5,10 +5,11 @@ The import makes `regard` known to Transformers as an attention: `from_pretraine
 
 from regard.hooks.average import average_attention
 from regard.hooks.layers import find_attention_layers, model_fingerprint
-from regard.hooks.observe import Watch, watching
+from regard.hooks.observe import watching
 from regard.hooks.operation import OverriddenOperation
 from regard.hooks.replace import Replacement, mixing, replacing
 from regard.hooks.replaced_model import ReplacedModel, replaced
+from regard.hooks.watch import Watch
 
 __all__ = [
     "OverriddenOperation",

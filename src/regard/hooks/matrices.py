@@ -18,8 +18,8 @@ from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.modules import attention_kind
 from regard.hooks.numbering import CallPosition
-from regard.hooks.observe import Watch
 from regard.hooks.sites import find_site
+from regard.hooks.watch import Watch
 
 Block = tuple[slice, slice, Float[Tensor, "head query key"]]
 """Rows and columns of a layer's matrices, and the weights that stand there."""

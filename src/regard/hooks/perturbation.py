@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from regard.attention.float64 import to_float64
 from regard.errors import UserError
 from regard.hooks.fidelity import HALF_TOLERANCE, TOLERANCE
-from regard.hooks.observe import Watch
 from regard.hooks.routing import observing
+from regard.hooks.watch import Watch
 from regard.statistics import Observation, SampleValues
 from regard.statistics.perturbation import PerturbationSpread, relative_change, tokens_before
 
