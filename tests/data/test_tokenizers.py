@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from regard.data import read_tokenizer, train_tokenizer
+from regard.data import common_tokens, line_breaks, read_tokenizer, train_tokenizer
 from regard.data.blocks import pack
 from regard.data.tokenizers import (
     check_tokenizer,
@@ -304,3 +304,22 @@ def test_the_beginning_of_a_chat_has_bos_once(with_bos: Any) -> None:
     assert (found["input_ids"].tolist(), found["attention_mask"].tolist(), number) == ([[4, 10, 11]], [[1, 1, 1]], 4)
     with pytest.raises(UserError, match="at least two tokens"):
         encode_beginning(with_bos, "<s>", limit=3)
+
+
+def test_punctuation_and_line_breaks_are_found_in_vocabularies_of_bytes_and_of_characters() -> None:
+    """A vocabulary of bytes writes the blank as Ġ, the line break as Ċ and ’ as âĢĻ, which are letters to Python."""
+    signs = [" (", "\n", "\n\n  ", ",", "’", "…", " «", "a,", " é", "+", "1"]
+    to_byte = ByteLevel(add_prefix_space=False)
+    pieces = ["".join(piece for piece, _ in to_byte.pre_tokenize_str(sign)) for sign in signs]
+    of_bytes = Tokenizer(WordLevel({piece: at for at, piece in enumerate([*pieces, "Ċ"])}, unk_token="1"))
+    of_bytes.decoder = decoders.ByteLevel()
+    of_characters = Tokenizer(WordLevel({"(": 0, "<0x0A>": 1, "”": 2, "é": 3, "▁,": 4}, unk_token="é"))
+    of_characters.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    for tokenizer, punctuation, breaks in (
+        (of_bytes, {" (", ",", "’", "…", " «"}, {"\n", "\n\n  "}),
+        (of_characters, {"(", "”", " ,"}, {"\n"}),
+    ):
+        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+        text = {i: fast.convert_tokens_to_string([token]) for token, i in fast.get_vocab().items()}
+        assert {text[i] for i in common_tokens(fast)} == punctuation
+        assert {text[i] for i in line_breaks(fast)} == breaks

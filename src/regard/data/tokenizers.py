@@ -190,23 +190,41 @@ def ordinary_tokens(tokenizer: Any) -> Int64[Tensor, " token"]:
 
 def line_breaks(tokenizer: Any) -> frozenset[int]:
     """Return the ids of tokens that are white space with a line break."""
-    texts = {i: tokenizer.convert_tokens_to_string([t]) for t, i in tokenizer.get_vocab().items() if not t.isalnum()}
+    texts = _texts_of_signs(tokenizer)
     return frozenset(token_id for token_id, text in texts.items() if text.isspace() and "\n" in text)
 
 
 def common_tokens(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of special tokens and of tokens of punctuation (Unicode category P) and white space.
+    """Return the ids of special tokens and of tokens of punctuation (Unicode category P), also behind white space.
 
     Source: "common tokens", which occur in texts on any subject (Bai et al. 2024).
     """
     ids = set(special_tokens(tokenizer))
-    for token, token_id in tokenizer.get_vocab().items():
-        if not any(map(str.isalnum, token)):
-            text = tokenizer.convert_tokens_to_string([token]).strip()
-            letters = text.replace("#", "").strip() or text
-            if letters and all(unicodedata.category(letter).startswith("P") for letter in letters):
-                ids.add(token_id)
+    for token_id, text in _texts_of_signs(tokenizer).items():
+        letters = text.replace("#", "").strip() or text.strip()
+        if letters and all(unicodedata.category(letter).startswith("P") for letter in letters):
+            ids.add(token_id)
     return frozenset(ids)
+
+
+_ASCII_WORD = re.compile("[0-9A-Za-z]")
+_NEW_LINE = "Ċ"  # how vocabularies of bytes write it
+
+
+def _texts_of_signs(tokenizer: Any) -> dict[int, str]:
+    """Return the texts, by id, of all tokens without letters and digits.
+
+    A vocabulary of bytes writes blanks, line breaks and the bytes of many signs as letters, such as Ġ and Ċ: there only
+    those of ASCII say without decoding that a token has some. <0x0A> is a byte of a vocabulary of characters.
+    """
+    vocabulary = tokenizer.get_vocab()
+    is_bytes = _NEW_LINE in vocabulary and tokenizer.convert_tokens_to_string([_NEW_LINE]) == "\n"
+
+    def has_word(token: str) -> bool:
+        found = _ASCII_WORD.search(token) is not None if is_bytes else any(map(str.isalnum, token))
+        return found and not token.startswith("<0x")
+
+    return {i: tokenizer.convert_tokens_to_string([token]) for token, i in vocabulary.items() if not has_word(token)}
 
 
 def encode_beginning(tokenizer: Any, *texts: str, limit: int) -> tuple[Any, int]:
