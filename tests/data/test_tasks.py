@@ -3,12 +3,12 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from regard.data import TASKS, read_task
-from regard.data.tables import convert_to_bio2
+from regard.data.conll import convert_to_bio2
 from regard.errors import UserError
 
 COLA = [
@@ -124,9 +124,28 @@ def test_bio2(written: str, expected: str) -> None:
 
 def test_two_columns_are_a_word_and_the_tag_asked_for(tmp_path: Path) -> None:
     for name in ("train.txt", "dev.txt"):
-        write(tmp_path / name, "Ada A\nran B\n\nshe A\n")
+        write(tmp_path / name, "Ada O\nran B-X\n\nshe O\n")
     for task in ("ner", "pos"):
         assert read_task(task, tmp_path).train.labels == ((0, 1), (0,))
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("last,single", ["ES", "LU"])
+def test_entities_of_bioes_and_bilou(tmp_path: Path, last: str, single: str) -> None:
+    """The last word of an entity, and an entity of one word, have tags of their own."""
+    text = f"Ada B-PER\nde I-PER\nBoer {last}-PER\nsaw O\nRome {single}-LOC\nBonn {single}-LOC\n"
+    for name in ("train.txt", "dev.txt"):
+        write(tmp_path / name, text)
+    task = read_task("ner", tmp_path)
+    tags = [task.labels[index] for index in cast(tuple[int, ...], task.train.labels[0])]
+    assert tags == ["B-PER", "I-PER", "I-PER", "O", "B-LOC", "B-LOC"]
+
+
+def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) -> None:
+    for name in ("train.txt", "dev.txt"):
+        write(tmp_path / name, "B-PER Ada\nO ran\n")
+    expected = "task: expected an entity's tag (O, B-, I-, or E-, S-, L-, U- with a type) in the last column of "
+    assert message_of("ner", tmp_path) == f"{expected}{tmp_path / 'train.txt'}, line 1, got 'Ada'"
 
 
 def test_running_text(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A user's own tables."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,6 +210,24 @@ def test_decimal_numbers_as_labels_are_told(tmp_path: Path) -> None:
     path.write_text("text,label\n" + "".join(f"x {number},{number // 2 / 2}\n" for number in range(10)))
     with pytest.warns(UserWarning, match=r"task: labels of .*sts.csv are decimal numbers, such as 0.5: each of 5"):
         assert read_task(str(path)).labels == ("0.0", "0.5", "1.0", "1.5", "2.0")
+
+
+def test_numbers_with_decimal_commas_as_labels_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "sts.csv"
+    path.write_text("text,label\n" + "".join(f'x {number},"{number // 2},5"\n' for number in range(10)))
+    with pytest.warns(UserWarning, match=r"task: labels of .*sts.csv are decimal numbers, such as 0,5: each of 5"):
+        read_task(str(path))
+
+
+def test_several_labels_in_one_are_told(tmp_path: Path) -> None:
+    for mark, is_told in (("|", True), ("; ", True), ("/", False)):
+        names = ("sad", "long", f"sad{mark}long")
+        rows = [{"text": f"x {at}", "label": names[at % 3]} for at in range(15)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(read_task(jsonl(tmp_path / "mine.jsonl", rows)).labels) == 3
+        expected = "is a class of its own beside 'long', 'sad'; several labels of a row are not served"
+        assert [str(one.message).endswith(expected) for one in caught] == [True] * is_told
 
 
 def test_f1_needs_two_classes(tmp_path: Path) -> None:

@@ -696,10 +696,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         ("list.jsonl", "[1]", "expected an object in"),
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),
+        ("quoted.csv", 'task;text;label\na;"b";c\n"d";"e";f\n', "expected CSV in"),
         ("semicolons.csv", "task;text;label\na;b;c\n", "expected the column 'text' in"),
         ("tabs.csv", "task\ttext\tlabel\na\tb\tc\n", "expected the column 'text' in"),
         ("commas.tsv", "task,text,label\na,b,c\n", "expected the column 'text' in"),
-        ("in-texts.csv", "task;text;label\na;b, and more;c\n", "expected 1 columns in"),
+        ("in-texts.csv", "task;text;label\na;b, and more;c\n", "expected 1 column in"),
         ("wide.tsv", "task\ttext\tlabel\na\tb\n", "expected 3 columns in"),
         ("mine.csv.gz", "text", "cannot read "),
     ):
@@ -710,15 +711,22 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         assert "save_to_disk" not in message_of(tmp_path / "saved")
         (tmp_path / "saved" / name).write_text("{}")
     assert message_of(tmp_path / "saved").endswith("write each split to a table: rows.to_parquet(…)")
-    for name, mark in (("semicolons.csv", "semicolons"), ("tabs.csv", "tabs"), ("commas.tsv", "commas")):
+    assert message_of(tmp_path / "tabs.csv").endswith(
+        "; fields of .csv are separated by commas; name a file with tabs .tsv"
+    )
+    for name, mark in (("semicolons.csv", "semicolons"), ("commas.tsv", "commas")):
         told = f"; fields of .csv are separated by commas, of .tsv by tabs, not by {mark}"
         assert message_of(tmp_path / name).endswith(told)
+    assert message_of(tmp_path / "quoted.csv").endswith(
+        "fields are separated by commas, and quotes within quotes are doubled"
+    )
     assert message_of(tmp_path / "in-texts.csv").endswith("not by semicolons")
     for name, text in (("one.csv", '"read, then rated"\na\n'), ("one.jsonl", '{"read; rated | told": "a"}\n')):
         (tmp_path / name).write_text(text)
         assert "separated" not in message_of(tmp_path / name)
     (tmp_path / "latin.csv").write_bytes("é".encode("latin-1"))
     assert message_of(tmp_path / "latin.csv").startswith("stream: expected UTF-8")
+    assert message_of(tmp_path / "latin.csv").endswith(" at offset 0; save it as UTF-8")
     (tmp_path / "empty.jsonl").write_text("")
     assert message_of(tmp_path / "empty.jsonl").startswith("stream: expected rows in ")
     (tmp_path / "mine.txt").write_text("text")

@@ -97,8 +97,8 @@ class RawTask:
         return {"train": self.train, "dev": self.dev or (), "test": self.test}
 
 
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-WHOLE = re.compile(r"[-+]?\d+(\.0*)?")
+NUMBER = re.compile(r"[-+]?(\d+[.,]?\d*|[.,]\d+)([eE][-+]?\d+)?")  # also with a decimal comma
+WHOLE = re.compile(r"[-+]?\d+([.,]0*)?")
 
 
 def describe_numbers(labels: Sequence[str]) -> str:

@@ -11,4 +11,8 @@ def separator_hint(names: Sequence[Any], suffix: str) -> str:
     """Say how fields are separated where the only column's name has what separates those of other tables."""
     others = {mark: name for mark, name in _SEPARATORS.items() if suffix in _OWN and mark != _OWN[suffix]}
     found = [name for mark, name in others.items() if len(names) == 1 and mark in str(names[0])]
-    return f"; fields of .csv are separated by commas, of .tsv by tabs, not by {found[0]}" if found else ""
+    if not found:
+        return ""
+    if found[0] == "tabs":
+        return "; fields of .csv are separated by commas; name a file with tabs .tsv"
+    return f"; fields of .csv are separated by commas, of .tsv by tabs, not by {found[0]}"

@@ -93,47 +93,6 @@ def read_table(
     return Table(str(path), tuple(rows), unit, option, left_out=len(records) - len(kept))
 
 
-_CONLL_GAP = re.compile("[ \t]+")  # a word may have other spaces, as that between thousands
-
-
-def read_conll(path: Path, task: str) -> Table:
-    """Read the sentences of a CoNLL-2003 file with the tags of a task, "pos" or "ner"; the latter as BIO2.
-
-    Four columns are word, part of speech, chunk, entity; three are word, part of speech, entity; two are word and tag.
-    Blank lines end sentences; -DOCSTART- lines are skipped.
-    """
-    rows: list[TableRow] = []
-    words: list[str] = []
-    tags: list[str] = []
-    num_columns = first_line = 0
-    for number, line in enumerate([*read_text_lines(path), ""], start=1):
-        fields = _CONLL_GAP.split(line.strip(" \t")) if line.strip() else []
-        fields = line.split() if len(fields) == 1 else fields  # other spaces alone
-        if fields and fields[0] != "-DOCSTART-":
-            allowed = (num_columns,) if num_columns else (2, 3, 4)
-            num_columns = len(fields)
-            if num_columns not in allowed:
-                names = f"{allowed[0]} columns" if len(allowed) == 1 else "two to four columns (word pos chunk ner)"
-                raise UserError(f"task: expected {names} in {path}, line {number}, got {num_columns}")
-            first_line = first_line or number
-            words.append(fields[0])
-            tags.append(fields[1] if task == "pos" else fields[-1])
-        elif words:
-            rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), first_line))
-            words, tags, first_line = [], [], 0
-    return Table(str(path), tuple(rows))
-
-
-def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Start every entity with B-; IOB1 has B- only between adjacent entities of one type."""
-    result, previous = [], "O"
-    for tag in tags:
-        continues = tag.startswith("I-") and previous[1:] == tag[1:]
-        result.append(f"B-{tag[2:]}" if tag.startswith("I-") and not continues else tag)
-        previous = tag
-    return tuple(result)
-
-
 def list_suffixes() -> str:
     """List the suffixes of a user's table for a message."""
     return ", ".join(_READERS)
@@ -185,13 +144,18 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
         raise UserError(f"{option}: expected the column '{missing[0]}' in {location}, found {columns}{hint}")
 
 
-def warn_of_decimals(labels: Iterable[str], place: object, option: str) -> None:
-    """Warn of labels that are all numbers, and not all whole ones: each is a class, as measurements are not meant."""
+def warn_of_labels(labels: Iterable[str], place: object, option: str) -> None:
+    """Warn of labels that may not be meant as classes: decimal numbers, and several labels in one."""
     names = set(labels)
     decimal = next((name for name in sorted(names) if not WHOLE.fullmatch(name)), None)
     if decimal is not None and all(map(NUMBER.fullmatch, names)):
         told = f"each of {len(names)} numbers is a class of its own, without an order; regression is not served"
         warn_user(f"{option}: labels of {place} are decimal numbers, such as {decimal}: {told}")
+        return
+    parts = {name: {part.strip() for part in re.split(r"[|;,]", name)} for name in sorted(names)}
+    if joined := next((name for name, found in parts.items() if len(found) > 1 and found <= names), None):
+        told = f"a class of its own beside {', '.join(map(repr, sorted(parts[joined])))}"
+        warn_user(f"{option}: the label {joined!r} of {place} is {told}; several labels of a row are not served")
 
 
 def check_columns_once(names: Iterable[str], place: object, option: str) -> None:
@@ -258,7 +222,7 @@ def _name_fields(
                 suffix = find_table_suffix(path.name)
                 has_quotes = suffix == ".tsv" and any(field.startswith('"') for field in fields)
                 hint = "; .tsv is read without quotes" if has_quotes else separator_hint(header, suffix)
-                expected = f"{len(header)} columns in {path}, line {number}"
+                expected = f"{len(header)} column{'s' * (len(header) != 1)} in {path}, line {number}"
                 raise UserError(f"{option}: expected {expected}, got {len(fields)}{hint}")
             yield number, dict(zip(header, fields, strict=True))
 
@@ -344,7 +308,9 @@ def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, fields
     except csv.Error as error:
         lone = "a CR stands alone; end lines with LF or CR LF, and put a field that has one into quotes"
-        problem = lone if "new-line" in str(error) else error
+        after_quotes = "expected after" in str(error)
+        hint = "; fields are separated by commas, and quotes within quotes are doubled" if after_quotes else ""
+        problem = lone if "new-line" in str(error) else f"{error}{hint}"
         raise UserError(f"{option}: expected CSV in {path}, line {reader.line_num}: {problem}") from None
 
 
@@ -385,7 +351,9 @@ def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = Fa
             piece = decoder.decode(raw, final=not raw)
         except UnicodeDecodeError as error:
             position = offset - pending + error.start
-            raise UserError(f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}") from None
+            raise UserError(
+                f"{option}: expected UTF-8, {name} is not: {error.reason} at offset {position}; save it as UTF-8"
+            ) from None
         piece = piece if by_line else line_ends.decode(piece, final=not raw)
         if piece:
             yield piece

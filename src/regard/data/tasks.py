@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from regard.data import tables
+from regard.data.conll import read_conll
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.files import describe_file
 from regard.data.hub import HUB_DATASETS, HubDataset
@@ -163,7 +164,7 @@ def read_task(
         *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_values)
         left_out = sum(table.left_out for table in splits)
         names = [row.label for table in splits for row in table.rows]
-        tables.warn_of_decimals(map(str, names), name, tables.TASK)
+        tables.warn_of_labels(map(str, names), name, tables.TASK)
         warn_of_names_alike(sorted(set(map(str, names))), f"labels of {name}", tables.TASK)
         if is_doubtful(row.label for row in splits[0].rows):
             warn_of_class(sum(map(is_minus_one, names)), name, tables.TASK)
@@ -293,7 +294,7 @@ def _split_text(path: Path) -> _Tables:
 
 def _read_file(name: str, spec: TaskSpec, path: Path) -> tables.Table:
     if spec.kind == "token":
-        return tables.read_conll(path, name)
+        return read_conll(path, name)
     if spec.kind == "mlm":
         return read_running_text(path)
     assert spec.file_columns is not None, f"{name} does not name the columns of its files"

@@ -242,7 +242,7 @@ def _make_task(
         location = next(row.location for rows in by_split.values() for row in rows if not row.instruction)
         raise UserError(f"stream: expected an instruction in each row of {name!r}, or in none, got none in {location}")
     if not columns.is_text:
-        tables.warn_of_decimals((row.label for rows in splits.values() for row in rows), repr(name), tables.STREAM)
+        tables.warn_of_labels((row.label for rows in splits.values() for row in rows), repr(name), tables.STREAM)
     doubtful = 0
     if not columns.is_text and is_doubtful(row.label for rows in splits.values() for row in rows):
         doubtful = sum(is_minus_one(row.label) for rows in splits.values() for row in rows)
