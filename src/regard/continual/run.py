@@ -38,6 +38,8 @@ from regard.training import TrainingConfig
 
 Diagnose = Callable[[Learner, int], list[Row]]
 """Looks at the network on a task (its number), and gives rows of `statistic`, `layer`, `value`, `standard_error`."""
+KEEPING, SCORING = "keeping what later tasks need", "scoring"
+"""Parts of a task behind its steps, as progress is told of them; `sapt` may train a generator in the first."""
 LABEL_WORDS = 500
 """Words of the vocabulary that the head of the labels' words holds texts against, beside its labels."""
 
@@ -128,11 +130,13 @@ def run_stream(
         cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
         with learner.restoring_other_classes() if method.restores_other_classes else nullcontext():
             _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
+        _tell(on_progress, learner, KEEPING)
         cost.time("hook_seconds", method.after_task, learner, task)
         if len(method.state.examples) > method.memory_size:
             expected = f"at most memory_size ({method.memory_size}) rows in state.examples of {type(method).__name__}"
             raise UserError(f"method: expected {expected}, got {len(method.state.examples)}; its memory_size says so")
         task_peak = peak_memory(learner.device)
+        _tell(on_progress, learner, SCORING)
         _evaluate_after(run, cost, diagnose)
         cost.time("diagnostics_seconds", _add_general, run, evaluate, task + 1)
         if gated:
@@ -156,6 +160,12 @@ def run_stream(
             on_kept(task + 1, run.rows)
     learner.network.eval()
     return run
+
+
+def _tell(on_progress: Callable[[ProgressEvent], None] | None, learner: Learner, phase: str) -> None:
+    """Tell of a part of a task that has no steps."""
+    if on_progress is not None:
+        on_progress(ProgressEvent(learner.task + 1, learner.stream.tasks[learner.task].name, phase, 0, 0, {}))
 
 
 def _remove_checkpoints(checkpoint_dir: Path) -> None:
