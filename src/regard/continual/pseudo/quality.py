@@ -205,10 +205,10 @@ def measure_privacy(stand_ins: Tensor, train_vectors: Tensor, held_out: Tensor) 
     """Return what vectors that stand for a task (row, width) give away of its training rows; Euclidean distances."""
     stand_in_distances = nearest_distances(stand_ins, train_vectors)
     held_out_distances = nearest_distances(held_out, train_vectors)
-    median = float(held_out_distances.median())
+    median = float(held_out_distances.quantile(0.5))
     from_stand_ins = (nearest_distances(vectors, stand_ins) for vectors in (train_vectors, held_out))
     return PrivacyMeasures(
-        nearest=float(stand_in_distances.median()) / median if median else None,
+        nearest=float(stand_in_distances.quantile(0.5)) / median if median else None,
         closer=probability_less(stand_in_distances, held_out_distances),
         membership=probability_less(*from_stand_ins),
     )
