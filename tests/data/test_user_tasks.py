@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pandas as pd
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from regard.data import read_stream
+from regard.data import read_stream, read_task
 from regard.data.files import describe_file
 from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import LabeledRow, RawTask
@@ -918,3 +920,45 @@ def test_answers_beside_what_is_read_are_told(
     said = [str(one.message) for one in caught if "read from the column" in str(one.message)]
     assert len(said) == (told is not None)
     assert told is None or told in said[0]
+
+
+def write_classes(path: Path, numbers: list[int], names: list[str], column: str = "label") -> Path:
+    """A table as `Dataset.to_parquet` of the library datasets writes it."""
+    features = {"text": {"_type": "Value", "dtype": "string"}, column: {"_type": "ClassLabel", "names": names}}
+    table = pyarrow.table({"text": [f"{path.stem} {at}" for at in range(len(numbers))], column: numbers})
+    schema = table.schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(exist_ok=True)
+    pyarrow.parquet.write_table(table.cast(schema), path)
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:stream.*have -1 in the column")
+def test_numbers_of_classes_that_have_names_are_read_as_these(tmp_path: Path) -> None:
+    """Of two files each has an order of its own; -1 is no label."""
+    write_classes(tmp_path / "a/train.parquet", [0, 1, 1, 0] * 3, ["good", "bad"])
+    write_classes(tmp_path / "a/test.parquet", [0, 1, 1, -1], ["bad", "good"])
+    task = read_stream(tmp_path, max_eval_samples=None).tasks[0]
+    assert isinstance(task, ClassificationTask)
+    found = {
+        text: task.labels[cast(int, label)]
+        for split in (task.train, task.test)
+        for (text,), label in zip(split.texts, split.labels, strict=True)
+    }
+    trained = {text: found[text] for text in found if text.startswith("train")}
+    assert trained == {text: "good" if int(text.split()[1]) % 4 in (0, 3) else "bad" for text in trained} != {}
+    assert {text: found[text] for text in found if text not in trained} == {
+        "test 0": "bad",
+        "test 1": "good",
+        "test 2": "good",
+    }
+
+
+def test_two_files_of_a_task_that_number_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
+    train = write_classes(tmp_path / "train.parquet", [0, 1] * 5, ["good", "bad"], "stars")
+    same = write_classes(tmp_path / "same.parquet", [0, 1], ["good", "bad"], "stars")
+    assert len(read_task(str(train), label="stars", validation=str(same)).validation.labels) == 2
+    other = write_classes(tmp_path / "other.parquet", [0, 1], ["bad", "good"], "stars")
+    with pytest.raises(UserError) as error:
+        read_task(str(train), label="stars", validation=str(other))
+    told = f"good, bad in {train} and bad, good in {other}"
+    assert str(error.value) == f"task: expected classes numbered in one order, got {told}"

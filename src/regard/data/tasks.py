@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from regard.data import tables
+from regard.data.class_labels import check_same_names
 from regard.data.conll import read_conll
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.files import describe_file
@@ -209,6 +210,7 @@ def _read_user_table(
     paths: Sequence[Path], columns: tables.Columns, seed: int, missing_values: MissingValues
 ) -> _Tables:
     """Read a table to train on, and one to validate on or a part of it."""
+    check_same_names(paths, columns.label)
     path, table = paths[0], tables.read_table(paths[0], columns, missing_values=missing_values)
     if len(paths) > 1:
         if missing_values == "skip" and marks_none(row.label for row in table.rows):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from regard.data import tables
 from regard.data.benchmarks import TaskType
+from regard.data.class_labels import name_classes
 from regard.data.missing_values import blank_no_numbers, is_nothing, undo_float
 from regard.data.rows import FREE_ANSWER
 from regard.errors import UserError, warn_user
@@ -87,7 +88,8 @@ def _warn_of_unread_answers(records: Sequence[Record], answer: str | None, names
 def read_located(path: Path) -> list[Record]:
     """Read the rows of a table, at least one, each with its place. Raises UserError."""
     unit = tables.row_unit(path)
-    records = blank_no_numbers(list(tables.read_records(path, tables.STREAM)), "label", path, tables.STREAM)
+    named = list(name_classes(tables.read_records(path, tables.STREAM), path, "label"))
+    records = blank_no_numbers(named, "label", path, tables.STREAM)
     rows = [Record(values, f"{path}, {unit} {number}") for number, values in records]
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")
