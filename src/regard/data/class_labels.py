@@ -30,8 +30,9 @@ def name_classes(records: Records, path: Path, column: str) -> Records:
     names = read_class_names(path, column)
     for number, values in records:
         label = values.get(column)
-        is_class = isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(names)
-        yield number, {**values, column: names[label]} if is_class else values
+        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(names):
+            values = {**values, column: names[label]}
+        yield number, values
 
 
 def check_same_names(paths: Sequence[Path], column: str) -> None:
