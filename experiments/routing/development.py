@@ -22,6 +22,7 @@ from typing import Any
 from experiments.routing.streams import PASSAGE_WORDS, PASSAGES, STDLIB_TASKS, assemble, make_task, shuffle
 from experiments.sapt.run import EVALUATED, TRAIN
 from regard.data import tables
+from regard.data.conll import read_conll
 from regard.data.dataset_files import read_documentation
 from regard.data.rows import FREE_ANSWER, RawTask
 from regard.data.stream import Stream
@@ -155,7 +156,7 @@ def _read_names(data: str) -> RawTask:
     splits: list[list[tuple[tuple[str, ...], str]]] = []
     for file in ("train.txt.gz", "test.txt.gz"):
         pairs: list[Any] = []
-        for row in tables.read_conll(Path(data) / "conll2003" / file, "ner").rows:
+        for row in read_conll(Path(data) / "conll2003" / file, "ner").rows:
             sorts = {tag.partition("-")[2] for tag in row.label or () if tag != "O"}
             if len(row.texts) >= 5 and len(sorts) != 1:
                 pairs.append(((" ".join(row.texts),), "several" if sorts else "none"))

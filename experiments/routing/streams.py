@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from experiments.sapt.run import EVALUATED, TRAIN, read_tasks
 from regard.data import tables
+from regard.data.conll import read_conll
 from regard.data.examples import Examples
 from regard.data.instructions import read_instruction_file
 from regard.data.rows import FREE_ANSWER, LabeledRow, RawTask, hash_rank
@@ -235,7 +236,7 @@ def _read_entities(data: str) -> RawTask:
     splits: list[list[tuple[tuple[str, ...], str]]] = []
     for file in ("train.txt.gz", "test.txt.gz"):
         pairs: list[tuple[tuple[str, ...], str]] = []
-        for row in tables.read_conll(Path(data) / "conll2003" / file, "ner").rows:
+        for row in read_conll(Path(data) / "conll2003" / file, "ner").rows:
             sorts = {tag.partition("-")[2] for tag in row.label or () if tag != "O"}
             if len(row.texts) >= 5 and len(sorts) == 1 and sorts <= set(ENTITIES):
                 pairs.append(((" ".join(row.texts),), ENTITIES[sorts.pop()]))
