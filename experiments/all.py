@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -46,59 +47,38 @@ class Step:
         return " ".join(["python -m", self.module, *self.arguments])
 
 
-def make_steps(data: str, text: str | None, work: Path, results: Path = RESULTS) -> list[Step]:
+def make_steps(data: str, text: str | None, work: Path) -> list[Step]:
     """Return all steps, those of an experiment together, its page last."""
-    of_data, steps = ("--data", data), list[Step]()
-    for name, hours in PAPA_HOURS.items():
-        steps.append(Step("papa", f"experiments.papa.{name}", of_data, hours))
+    took = partial(sum_hours, RESULTS / "prescale-cost.csv", "run_seconds")
+    sapt = [
+        (f"sapt.run {order}", sum_hours(RESULTS / "sapt-cost.csv", "run_seconds", order=int(order))) for order in ORDERS
+    ]
+    routing = [("routing.run", sum_hours(RESULTS / "routing-runs.csv", "run_s"))]
+    makers: dict[str, list[tuple[str, float | None]]] = {
+        "prescale": [(f"prescale.run {stream}", took(stream=stream)) for stream in STREAMS],
+        "sapt": [*sapt, *((f"sapt.analyses {name}", ANALYSIS_HOURS) for name in ANALYSES)],
+        "routing": [*routing, ("routing.routers", ROUTERS_HOURS), ("routing.ceiling", CEILING_HOURS)],
+        "routers": [("routing.candidates", CANDIDATES_HOURS)],
+        "rates": [("rates.run", RATES_HOURS)],
+        "steps": [("steps.run", sum_hours(RESULTS / "steps-runs.csv", "seconds"))],
+        "sides": [("sides.run", sum_hours(RESULTS / "sides-runs.csv", "cpu_seconds"))],
+        "methods": [("methods.run", sum_hours(RESULTS / "methods-runs.csv", "cpu_seconds"))],
+        "room": [("prescale.room", sum_hours(RESULTS / "room-runs.csv", "cpu_seconds"))],
+        "convert": [("convert.run", sum_hours(RESULTS / "conversions-runs.csv", "seconds"))],
+    }
+    of_data = ("--data", data)
+    steps = [Step("papa", f"experiments.papa.{name}", of_data, hours) for name, hours in PAPA_HOURS.items()]
     steps.append(Step("papa", "experiments.pages", ("papa",)))
-    folder = ("--work", str(work / "prescale"))
-    for stream in STREAMS:
-        took = sum_hours(results / "prescale-cost.csv", "run_seconds", stream=stream)
-        steps.append(Step("prescale", "experiments.prescale.run", (stream, *of_data, *folder), took))
-    steps.append(Step("prescale", "experiments.pages", ("prescale", *folder)))
-    folder = ("--work", str(work / "sapt"))
-    for order in ORDERS:
-        took = sum_hours(results / "sapt-cost.csv", "run_seconds", order=int(order))
-        steps.append(Step("sapt", "experiments.sapt.run", (order, *of_data, *folder), took))
-    for name in ANALYSES:
-        steps.append(Step("sapt", "experiments.sapt.analyses", (name, *of_data, *folder), ANALYSIS_HOURS))
-    steps.append(Step("sapt", "experiments.pages", ("sapt", *folder)))
-    folder = ("--work", str(work / "routing"))
-    took = sum_hours(results / "routing-runs.csv", "run_s")
-    steps.append(Step("routing", "experiments.routing.run", (*of_data, *folder), took))
-    steps.append(Step("routing", "experiments.routing.routers", (*of_data, *folder), ROUTERS_HOURS))
-    steps.append(Step("routing", "experiments.routing.ceiling", (*of_data, *folder), CEILING_HOURS))
-    steps.append(Step("routing", "experiments.pages", ("routing", *folder)))
-    steps.append(Step("routers", "experiments.routing.candidates", (*of_data, *folder), CANDIDATES_HOURS))
-    steps.append(Step("routers", "experiments.pages", ("routers", *folder)))
-    folder = ("--work", str(work / "rates"))
-    steps.append(Step("rates", "experiments.rates.run", (*of_data, *folder), RATES_HOURS))
-    steps.append(Step("rates", "experiments.pages", ("rates", *folder)))
-    folder = ("--work", str(work / "steps"))
-    took = sum_hours(results / "steps-runs.csv", "seconds")
-    steps.append(Step("steps", "experiments.steps.run", (*of_data, *folder), took))
-    steps.append(Step("steps", "experiments.pages", ("steps", *folder)))
-    folder = ("--work", str(work / "sides"))
-    took = sum_hours(results / "sides-runs.csv", "cpu_seconds")
-    steps.append(Step("sides", "experiments.sides.run", (*of_data, *folder), took))
-    steps.append(Step("sides", "experiments.pages", ("sides", *folder)))
-    folder = ("--work", str(work / "methods"))
-    took = sum_hours(results / "methods-runs.csv", "cpu_seconds")
-    steps.append(Step("methods", "experiments.methods.run", (*of_data, *folder), took))
-    steps.append(Step("methods", "experiments.pages", ("methods", *folder)))
-    folder = ("--work", str(work / "room"))
-    took = sum_hours(results / "room-runs.csv", "cpu_seconds")
-    steps.append(Step("room", "experiments.prescale.room", (*of_data, *folder), took))
-    steps.append(Step("room", "experiments.pages", ("room", *folder)))
-    folder = ("--work", str(work / "convert"))
-    took = sum_hours(results / "conversions-runs.csv", "seconds")
-    steps.append(Step("convert", "experiments.convert.run", (*of_data, *folder), took))
-    steps.append(Step("convert", "experiments.pages", ("convert", *folder)))
+    for experiment, makes in makers.items():
+        folder = ("--work", str(work / ("routing" if experiment == "routers" else experiment)))
+        for line, hours in makes:
+            module, *of = line.split()
+            steps.append(Step(experiment, f"experiments.{module}", (*of, *of_data, *folder), hours))
+        steps.append(Step(experiment, "experiments.pages", (experiment, *folder)))
     if text is not None:
-        took = sum_hours(results / "sinks.csv", "seconds")
         folder = ("--work", str(work / "sinks"))
-        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, *folder), took))
+        seconds = sum_hours(RESULTS / "sinks.csv", "seconds")
+        steps.append(Step("sinks", "experiments.sinks.run", ("--data", text, *folder), seconds))
         steps.append(Step("sinks", "experiments.sinks.activations", folder, ACTIVATIONS_HOURS))
         steps.append(Step("sinks", "experiments.pages", ("sinks",)))
         steps.append(Step("causes", "experiments.sinks.causes", folder, CAUSES_HOURS))
@@ -128,15 +108,11 @@ def select_steps(steps: Sequence[Step], names: str | None) -> list[Step]:
 
 def describe_steps(steps: Sequence[Step]) -> str:
     """Return a line for each step with its hours, and their sum."""
-    hours = ["  page" if step.module.endswith("pages") else format_hours(step.hours) for step in steps]
+    known = ["     ?" if step.hours is None else f"{step.hours:5.1f}h" for step in steps]
+    hours = ["  page" if step.module.endswith("pages") else time for step, time in zip(steps, known, strict=True)]
     total = sum(step.hours or 0.0 for step in steps)
     lines = [f"{time}  {step.line}" for time, step in zip(hours, steps, strict=True)]
     return "\n".join([*lines, f"{total:5.1f}h in all on one core, less what is finished"])
-
-
-def format_hours(hours: float | None) -> str:
-    """Return hours in a column of a list."""
-    return "     ?" if hours is None else f"{hours:5.1f}h"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,10 +13,8 @@ import pandas as pd
 from experiments.common.claims import format_interval
 from experiments.common.parts import Table
 from experiments.common.run_table import RunTable
-from experiments.common.runs import final_scores
+from experiments.common.runs import final_scores, origin
 from regard.runs.intervals import t_interval
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 
 def make_record(stream: str, method: str, seed: int, matrix: pd.DataFrame, start: float) -> dict[str, Any]:
@@ -24,7 +22,8 @@ def make_record(stream: str, method: str, seed: int, matrix: pd.DataFrame, start
     return {
         **{"stream": stream, "method": method, "seed": seed},
         **final_scores(matrix),
-        **{"cpu_seconds": time.process_time() - start, "regard": VERSION, "versions": library_versions()},
+        "cpu_seconds": time.process_time() - start,
+        **origin(),
     }
 
 

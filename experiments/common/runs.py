@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,8 @@ from rich.console import Console
 
 from regard.errors import UserError
 from regard.runs.output_dir import write_file
+from regard.runs.provenance import library_versions
+from regard.runs.version import VERSION
 
 Run = dict[str, Any]
 COST = (
@@ -33,11 +37,40 @@ class Case(NamedTuple):
     describe: Callable[[Mapping[str, Any]], str]
 
 
-def make_missing(cases: Callable[[], Iterable[Case]]) -> None:
-    """Make the cases that have no file yet. A UserError is printed and ends the program with code 2."""
+def make_missing(
+    about: str | None,
+    arguments: Sequence[str] | None,
+    cases: Callable[[argparse.Namespace], Iterable[Case]],
+    *,
+    work: str,
+    choice: tuple[str, Iterable[str]] | None = None,
+    needs_data: bool = True,
+    **lists: Iterable[Any],
+) -> None:
+    """Make the cases of a command line that have no file yet. A UserError is printed and ends the program with code 2.
+
+    Args:
+        about: The docstring of the module.
+        arguments: What was typed; None for that of this process.
+        cases: Yields the cases that the options ask for.
+        work: Name of the folder of runs below `runs`, if `--work` names no other.
+        choice: Name and values of what the command is of, if it is of one.
+        needs_data: `--data`, the folder of published files, has to be given.
+        lists: Options that list values, each with its default; apart by semicolons where these have commas.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if choice is not None:
+        parser.add_argument(choice[0], choices=tuple(choice[1]))
+    parser.add_argument("--data", required=needs_data, help="folder of published files")
+    for name, default in lists.items():
+        values = list(default)
+        mark = ";" if any("," in str(value) for value in values) else ","
+        parse = partial(_split, mark=mark, kind=type(values[0]))
+        parser.add_argument(f"--{name}", type=parse, default=values, help=f"with {mark} between (default: all)")
+    parser.add_argument("--work", type=Path, default=Path("runs") / work)
     console = Console()
     try:
-        for case in cases():
+        for case in cases(parser.parse_args(arguments)):
             if not case.path.exists():
                 result = case.make()
                 write_file(case.path, json.dumps(result, ensure_ascii=False))
@@ -45,6 +78,20 @@ def make_missing(cases: Callable[[], Iterable[Case]]) -> None:
     except UserError as error:
         console.print(str(error), style="bold")
         sys.exit(2)
+
+
+def _split(text: str, mark: str, kind: type) -> list[Any]:
+    return [kind(part) for part in text.split(mark)]
+
+
+def file_name(row: str, seed: int) -> str:
+    """Return the name of the file of a row's run."""
+    return f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+
+
+def origin() -> dict[str, Any]:
+    """Return which versions make a run."""
+    return {"regard": VERSION, "versions": library_versions()}
 
 
 def read_runs(

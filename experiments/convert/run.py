@@ -9,7 +9,7 @@ in `--work` and not made again; all take an hour on one core.
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -17,10 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import regard
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, make_missing, origin
 from regard.commands.convert.config import ConvertConfig
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 ATTENTIONS = ("softmax+window=16", "softmax+window=16+prefix=1", "sigmoid", "linear", "average", "average-init")
 CONTROL = "softmax"
@@ -91,7 +89,7 @@ def make_run(run: Conversion, data: str, work: Path) -> dict[str, Any]:
         **{"matched": stages["layers"]["loss"] if layer_steps else None, "final": float(last["loss"])},
         **{"error_before": float(errors["replaced"]), "error_after": float(errors.get("layers", float("nan")))},
         **{"seconds": float(result.stages["seconds"].sum())},
-        **{"regard": VERSION, "versions": library_versions()},
+        **origin(),
     }
 
 
@@ -115,19 +113,14 @@ def conversions(bases: Sequence[str]) -> Iterator[Conversion]:
             yield Conversion(base, attention, "layers only", layer_rate, model_rate, seed)
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    for run in dict.fromkeys(conversions(options.bases)):
+        yield Case(run_path(options.work, run), partial(make_run, run, options.data, options.work), _describe)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--bases", default=",".join(BASES))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "convert")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        for run in dict.fromkeys(conversions(options.bases.split(","))):
-            yield Case(run_path(options.work, run), partial(make_run, run, options.data, options.work), _describe)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="convert", bases=BASES)
 
 
 def _describe(run: Mapping[str, Any]) -> str:

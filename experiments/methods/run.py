@@ -14,13 +14,12 @@ its AP with the task known (TIL) is at most 2 points below. `replay` stands besi
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import regard
@@ -61,21 +60,15 @@ def make_run(stream: str, method: str, seed: int, data: str) -> dict[str, Any]:
     return make_record(stream, method, seed, result.accuracy_matrix, start)
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    for seed, stream, method in product(SEEDS, options.streams, options.methods):
+        path = run_path(options.work, stream, method, seed)
+        yield Case(path, partial(make_run, stream, method, seed, options.data), describe_run)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(STREAMS))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "methods")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        for seed, stream, method in product(SEEDS, options.streams.split(","), options.methods.split(",")):
-            path = run_path(options.work, stream, method, seed)
-            yield Case(path, partial(make_run, stream, method, seed, options.data), describe_run)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="methods", streams=STREAMS, methods=METHODS)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ decides nothing.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -73,21 +72,16 @@ def make_run(stream: str, name: str, seed: int, loaded: Loaded, data: str) -> di
     return make_record(stream, name, seed, pd.DataFrame(run.rows["matrix"]), start)
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    loaded = load("minilm")
+    for seed, stream, method in product(SEEDS, options.streams, METHODS):
+        path = run_path(options.work, stream, method, seed)
+        yield Case(path, partial(make_run, stream, method, seed, loaded, options.data), describe_run)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(ROWS))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "room")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        loaded = load("minilm")
-        for seed, stream, method in product(SEEDS, options.streams.split(","), METHODS):
-            path = run_path(options.work, stream, method, seed)
-            yield Case(path, partial(make_run, stream, method, seed, loaded, options.data), describe_run)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="room", streams=ROWS)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ the rows of the paper's own methods about one. Finished runs are kept in `--work
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, file_name, make_missing, origin
 from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
@@ -29,8 +29,6 @@ from regard.continual.training_phase import TrainingBudget
 from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "finetune": ("finetune", {}),
@@ -96,8 +94,7 @@ def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None)
         "row": row,
         "seed": seed,
         **run.rows,
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
@@ -105,33 +102,20 @@ def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None)
 LOOKED_AT = ("finetune", "probe-finetune", "prescale", "prescale uniform", "prescale sink")
 
 
-def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
-    """Return the file of a run."""
-    return work / stream / f"{row.replace(' ', '-')}-{seed}.json"
+def _cases(options: Namespace) -> Iterator[Case]:
+    loaded, stream = load("minilm"), options.stream
+    for seed, row in product(options.seeds, options.rows):
+        yield Case(
+            options.work / stream / file_name(row, seed),
+            partial(make_run, stream, row, seed, loaded, options.data),
+            partial(_describe_run, f"{stream} {row} {seed}"),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stream", choices=STREAMS)
-    parser.add_argument("--data", help="folder of published files (default: the hub)")
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "prescale")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        loaded = load("minilm")
-        for seed in map(int, options.seeds.split(",")):
-            for row in options.rows.split(","):
-                name = f"{options.stream} {row} {seed}"
-                yield Case(
-                    run_path(options.work, options.stream, row, seed),
-                    partial(make_run, options.stream, row, seed, loaded, options.data),
-                    partial(_describe_run, name),
-                )
-
-    make_missing(cases)
+    lists = {"rows": ROWS, "seeds": SEEDS}
+    make_missing(__doc__, arguments, _cases, work="prescale", choice=("stream", STREAMS), needs_data=False, **lists)
 
 
 def _describe_run(name: str, run: Mapping[str, Any]) -> str:

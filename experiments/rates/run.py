@@ -9,7 +9,7 @@ again; all take an hour on one core.
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, final_scores, make_missing
+from experiments.common.runs import Case, final_scores, make_missing, origin
 from experiments.routing.streams import read_mixed, take_first
 from regard.data.stream import Stream
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 LINEAR, LABELS = "linear", "labels"
 RATES = {"sapt": (3e-4, 1e-3, 2e-3, 5e-3), "replay-lora": (3e-4, 1e-3, 2e-3, 5e-3), "incremental-lora": (2.5e-4, 1e-3)}
@@ -54,11 +52,8 @@ def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dic
     return {
         **{"stream": stream, "method": method, "rate": rate, "head": head, "seed": SEED},
         **final_scores(result.accuracy_matrix),
-        **{
-            "tasks": int(result.accuracy_matrix["task"].nunique()),
-            "regard": VERSION,
-            "versions": library_versions(),
-        },
+        "tasks": int(result.accuracy_matrix["task"].nunique()),
+        **origin(),
     }
 
 
@@ -67,22 +62,17 @@ def run_path(work: Path, stream: str, method: str, rate: float, head: str) -> Pa
     return work / stream / f"{method}-{head}-{rate:g}.json"
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    for head, stream in product(options.heads, STREAMS):
+        for method, rates in RATES.items():
+            for rate in (rate for rate in rates if head == LINEAR or rate in AT_LABELS):
+                path = run_path(options.work, stream, method, rate, head)
+                yield Case(path, partial(make_run, stream, method, rate, head, options.data), _describe)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--heads", default=",".join(HEADS))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "rates")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        for head, stream in product(options.heads.split(","), STREAMS):
-            for method, rates in RATES.items():
-                for rate in (rate for rate in rates if head == LINEAR or rate in AT_LABELS):
-                    path = run_path(options.work, stream, method, rate, head)
-                    yield Case(path, partial(make_run, stream, method, rate, head, options.data), _describe)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="rates", heads=HEADS)
 
 
 def _describe(run: Mapping[str, Any]) -> str:

@@ -17,17 +17,17 @@ Everything is float64 and written out; the routers of the package are tested aga
 
 from __future__ import annotations
 
-import argparse
 import math
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, make_missing, origin
 from experiments.routing.development import read_development
 from experiments.routing.run import BUDGET
 from experiments.routing.streams import describe_stream, read_long, read_mixed, read_named
@@ -37,8 +37,6 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 DEVELOPMENT = "development"
 REPORTED = ("long", "mixed", "fifty")
@@ -243,29 +241,22 @@ def make_case(stream: str, seed: int, data: str, loaded: Loaded) -> dict[str, An
         "seed": seed,
         "tasks": describe_stream(tasks),
         "candidates": {name: measure(candidate, rows) for name, candidate in CANDIDATES.items()},
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
     }
+
+
+def _cases(options: Namespace) -> Iterator[Case]:
+    loaded = load("minilm")
+    for seed, stream in product(options.seeds, options.streams):
+        path = options.work / "candidates" / f"{stream}-{seed}.json"
+        make = partial(make_case, stream, seed, options.data, loaded)
+        yield Case(path, make, partial(_describe_case, f"{stream}, {seed}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join((DEVELOPMENT, *REPORTED, *MORE_ROWS)))
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        loaded = load("minilm")
-        for seed in map(int, options.seeds.split(",")):
-            for stream in options.streams.split(","):
-                path = options.work / "candidates" / f"{stream}-{seed}.json"
-                make = partial(make_case, stream, seed, options.data, loaded)
-                yield Case(path, make, partial(_describe_case, f"{stream}, {seed}"))
-
-    make_missing(cases)
+    streams = (DEVELOPMENT, *REPORTED, *MORE_ROWS)
+    make_missing(__doc__, arguments, _cases, work="routing", streams=streams, seeds=SEEDS)
 
 
 def _describe_case(name: str, case: Mapping[str, Any]) -> str:

@@ -24,20 +24,21 @@ reach if the whole interval is at least the aim. Else it cannot be told.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, make_missing, origin
 from experiments.routing.routers import case_path, encode_rows, score_weights
 from experiments.routing.run import load_named
 from experiments.routing.streams import describe_stream, read_named
@@ -47,8 +48,6 @@ from regard.adapters.queries import StateReader, mean_states
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded
 from regard.runs.output_dir import write_file
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 LINEAR, TUNED = "all tasks at once, linear", "all tasks at once, fine-tuned"
 STREAMS = ("long", "mixed", "fifty", "answers")
@@ -246,8 +245,7 @@ def make_case(
         "taken_for": list_confusions(by_task, [task.name for task in tasks.tasks]),
         "chosen": chosen,
         "seconds": [time.perf_counter() - start],
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
     }
 
 
@@ -261,30 +259,22 @@ def list_confusions(weights: Sequence[Tensor], names: Sequence[str]) -> list[dic
     return lines
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    load_model = functools.cache(partial(load_named, work=options.work))
+    for stream, name, seed in product(options.streams, options.ceilings, options.seeds):
+        tasks, loaded = read_named(stream, seed, options.data), load_model(stream)
+        choose = partial(choose_rate, stream, options.data, loaded, options.work)
+        yield Case(
+            case_path(options.work, stream, name, seed),
+            partial(make_case, stream, name, seed, tasks, loaded, choose),
+            partial(_describe_case, f"{stream}, {name}, {seed}"),
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the missing ceilings."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(STREAMS))
-    parser.add_argument("--ceilings", default=f"{LINEAR};{TUNED}", help="ceilings, apart by semicolons (default: both)")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        load_model = functools.cache(partial(load_named, work=options.work))
-        for stream in options.streams.split(","):
-            for name in options.ceilings.split(";"):
-                for seed in map(int, options.seeds.split(",")):
-                    tasks, loaded = read_named(stream, seed, options.data), load_model(stream)
-                    choose = partial(choose_rate, stream, options.data, loaded, options.work)
-                    yield Case(
-                        case_path(options.work, stream, name, seed),
-                        partial(make_case, stream, name, seed, tasks, loaded, choose),
-                        partial(_describe_case, f"{stream}, {name}, {seed}"),
-                    )
-
-    make_missing(cases)
+    lists = {"streams": STREAMS, "ceilings": (LINEAR, TUNED), "seeds": SEEDS}
+    make_missing(__doc__, arguments, _cases, work="routing", **lists)
 
 
 def _describe_case(name: str, case: Mapping[str, Any]) -> str:

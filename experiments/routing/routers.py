@@ -11,18 +11,19 @@ them for the learnt routers of fifty tasks.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, file_name, make_missing, origin
 from experiments.routing.run import BUDGET, BUDGETS, load_named
 from experiments.routing.streams import ALONE, describe_stream, read_named
 from experiments.sapt.run import SEEDS
@@ -40,8 +41,6 @@ from regard.data.encoding import encode
 from regard.data.examples import Examples
 from regard.data.stream import Stream, TextPairs
 from regard.models.pretrained import Loaded
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 DEFAULT = "closed form, states of a quarter and half"
 
@@ -151,37 +150,28 @@ def make_case(stream: str, name: str, seed: int, tasks: Stream, loaded: Loaded) 
         "tasks": describe_stream(tasks),
         "routing": score(router, vectors, tasks.tasks),
         "seconds": seconds,
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
     }
 
 
 def case_path(work: Path, stream: str, name: str, seed: int) -> Path:
     """Return the file of a router."""
-    return work / f"routers-{stream}" / f"{name.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    return work / f"routers-{stream}" / file_name(name, seed)
+
+
+def _cases(options: Namespace) -> Iterator[Case]:
+    load_model = functools.cache(partial(load_named, work=options.work))
+    for seed, stream in product(options.seeds, options.streams):
+        tasks, loaded = read_named(stream, seed, options.data), load_model(stream)
+        for name in options.routers:
+            make: Callable[[], Mapping[str, Any]] = partial(make_case, stream, name, seed, tasks, loaded)
+            path = case_path(options.work, stream, name, seed)
+            yield Case(path, make, partial(_describe_case, f"{stream}, {name}, {seed}"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the missing routers."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(ALONE))
-    parser.add_argument("--routers", default=";".join(CASES), help="routers, apart by semicolons (default: all)")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        load_model = functools.cache(partial(load_named, work=options.work))
-        for seed in map(int, options.seeds.split(",")):
-            for stream in options.streams.split(","):
-                tasks, loaded = read_named(stream, seed, options.data), load_model(stream)
-                for name in options.routers.split(";"):
-                    make: Callable[[], Mapping[str, Any]] = partial(make_case, stream, name, seed, tasks, loaded)
-                    path = case_path(options.work, stream, name, seed)
-                    yield Case(path, make, partial(_describe_case, f"{stream}, {name}, {seed}"))
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="routing", streams=ALONE, routers=CASES, seeds=SEEDS)
 
 
 def _describe_case(name: str, case: Mapping[str, Any]) -> str:

@@ -11,18 +11,19 @@ A run takes four to eight minutes on one core. Finished runs are kept in `--work
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, file_name, make_missing, origin
 from experiments.routing.streams import TRAINED, describe_stream, read_named
 from experiments.sapt.decoder import DECODER_BUDGET, load_decoder
 from experiments.sapt.run import BUDGET as LONGER
@@ -32,8 +33,6 @@ from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.training_phase import ExampleRef, TrainingBudget
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 SAPT, REPLAY, JOINT = "sapt", "replay-lora", "joint"
 BUDGET = dataclasses.replace(LONGER, length=32, precision="float32")
@@ -89,8 +88,7 @@ def make_run(
         "matrix": run.rows["matrix"],
         "cost": run.rows["cost"],
         "routing": measure_routing(run.learner),
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
@@ -100,34 +98,21 @@ def load_named(stream: str, work: Path) -> Loaded:
     return load_decoder(work, DECODER_SEED) if stream == "answers" else load("minilm")
 
 
-def run_path(work: Path, stream: str, row: str, seed: int) -> Path:
-    """Return the file of a run."""
-    return work / f"run-{stream}" / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+def _cases(options: Namespace) -> Iterator[Case]:
+    load_model = functools.cache(partial(load_named, work=options.work))
+    for seed, stream in product(options.seeds, options.streams):
+        tasks = read_named(stream, seed, options.data)
+        for row in options.rows:
+            yield Case(
+                options.work / f"run-{stream}" / file_name(row, seed),
+                partial(make_run, stream, row, seed, tasks, load_model(stream), options.data),
+                partial(_describe_run, f"{stream}, {row}, {seed}"),
+            )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--streams", default=",".join(TRAINED))
-    parser.add_argument("--rows", default=";".join(ROWS), help="rows, apart by semicolons (default: all)")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "routing")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        load_model = functools.cache(partial(load_named, work=options.work))
-        for seed in map(int, options.seeds.split(",")):
-            for stream in options.streams.split(","):
-                tasks = read_named(stream, seed, options.data)
-                for row in options.rows.split(";"):
-                    yield Case(
-                        run_path(options.work, stream, row, seed),
-                        partial(make_run, stream, row, seed, tasks, load_model(stream), options.data),
-                        partial(_describe_run, f"{stream}, {row}, {seed}"),
-                    )
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="routing", streams=TRAINED, rows=ROWS, seeds=SEEDS)
 
 
 def _describe_run(name: str, run: Mapping[str, Any]) -> str:

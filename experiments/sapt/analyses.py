@@ -9,8 +9,8 @@ Finished cases are kept in `--work` and not run again; `python -m experiments.pa
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -370,26 +370,19 @@ def _describe_case(name: str, case: Mapping[str, Any]) -> str:
     return f"{name}: {len(case['numbers'])} numbers"
 
 
+def _cases(options: Namespace) -> Iterator[Case]:
+    for seed in options.seed:
+        setting = AnalysisContext(options.data, load("minilm"), seed, options.work)
+        for name, collect in ANALYSES[options.name](setting):
+            key = {"analysis": options.name, "case": name, "seed": seed}
+            make = partial(_make_case, key, collect)
+            path = case_path(options.work, options.name, name, seed)
+            yield Case(path, make, partial(_describe_case, f"{options.name}, {name}"))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing cases of an analysis."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=ANALYSES)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--work", type=Path, default=WORK)
-    parser.add_argument("--seed", type=int, default=SEEDS[0])
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        setting = AnalysisContext(options.data, load("minilm"), options.seed, options.work)
-        for name, collect in ANALYSES[options.name](setting):
-            key = {"analysis": options.name, "case": name, "seed": options.seed}
-            yield Case(
-                case_path(options.work, options.name, name, options.seed),
-                partial(_make_case, key, collect),
-                partial(_describe_case, f"{options.name}, {name}"),
-            )
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="sapt", choice=("name", ANALYSES), seed=SEEDS[:1])
 
 
 if __name__ == "__main__":

@@ -12,16 +12,17 @@ all rows twice that. Finished runs are kept in `--work` and not made again.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, file_name, make_missing, origin
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
@@ -32,8 +33,6 @@ from regard.data.stream import Stream
 from regard.data.streams import read_stream
 from regard.models.heads import HeadName
 from regard.models.pretrained import Loaded, load
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 STREAM = "long-sequence"
 ORDERS = ("3", "4")
@@ -204,39 +203,30 @@ def make_run(
         "seed": seed,
         "stream": {"name": STREAM, "order": list(tasks.order), "record": dict(tasks.metadata)},
         **run.rows,
-        "regard": VERSION,
-        "versions": library_versions(),
+        **origin(),
         "seconds": round(time.perf_counter() - start, 1),
     }
 
 
 def run_path(work: Path, order: str, row: str, seed: int) -> Path:
     """Return the file of a run."""
-    return work / f"order-{order}" / f"{row.replace(', ', '-').replace(' ', '-')}-{seed}.json"
+    return work / f"order-{order}" / file_name(row, seed)
+
+
+def _cases(options: Namespace) -> Iterator[Case]:
+    loaded, order = load("minilm"), options.order
+    rows = list_rows(order) if options.rows == list(ROWS) else options.rows
+    for seed, row in product(options.seeds, rows):
+        yield Case(
+            run_path(options.work, order, row, seed),
+            partial(make_run, order, row, seed, loaded, options.data),
+            partial(_describe_run, f"order {order}, {row}, {seed}"),
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("order", choices=ORDERS)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--rows", help="rows, apart by semicolons (default: all of the order)")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "sapt")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        loaded = load("minilm")
-        for seed in map(int, options.seeds.split(",")):
-            for row in options.rows.split(";") if options.rows else list_rows(options.order):
-                name = f"order {options.order}, {row}, {seed}"
-                yield Case(
-                    run_path(options.work, options.order, row, seed),
-                    partial(make_run, options.order, row, seed, loaded, options.data),
-                    partial(_describe_run, name),
-                )
-
-    make_missing(cases)
+    """Make the missing runs: of the rows of the order if none are named."""
+    make_missing(__doc__, arguments, _cases, work="sapt", choice=("order", ORDERS), rows=ROWS, seeds=SEEDS)
 
 
 def _describe_run(name: str, run: Mapping[str, Any]) -> str:

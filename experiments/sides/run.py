@@ -13,25 +13,22 @@ the side with the highest mean.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, cast, get_args
 
 import regard
-from experiments.common.runs import Case, final_scores, make_missing
+from experiments.common.runs import Case, final_scores, make_missing, origin
 from experiments.sapt.decoder import load_decoder, read_text_tasks
 from regard.continual.text_learner import encode_pairs
 from regard.continual.training_phase import TrainingBudget, TruncationSide
 from regard.data.stream import Stream, TextTask
 from regard.models.pretrained import Loaded
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 METHODS = ("joint", "sapt")
 SIDES: tuple[str, ...] = get_args(TruncationSide)
@@ -72,31 +69,21 @@ def make_run(side: str, method: str, seed: int, data: str, loaded: Loaded) -> di
         **{"side": side, "method": method, "seed": seed, "tasks": len(run["tasks"])},
         "rows cut": 100 * sum(row["rows"] for row in lost) / sum(row["num_rows"] for row in lost),
         **final_scores(result.accuracy_matrix),
-        **{"cpu_seconds": time.process_time() - start, "regard": VERSION, "versions": library_versions()},
+        "cpu_seconds": time.process_time() - start,
+        **origin(),
     }
 
 
-def run_path(work: Path, side: str, method: str, seed: int) -> Path:
-    """Return the file of a run."""
-    return work / "runs" / f"{side}-{method}-{seed}.json"
+def _cases(options: Namespace) -> Iterator[Case]:
+    load = functools.cache(partial(load_decoder, options.work, DECODER_SEED))
+    for seed, method, side in product(options.seeds, options.methods, SIDES):
+        path = options.work / "runs" / f"{side}-{method}-{seed}.json"
+        yield Case(path, partial(make_run, side, method, seed, options.data, load()), _describe)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--seeds", default=",".join(map(str, SEEDS)))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "sides")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        load = functools.cache(partial(load_decoder, options.work, DECODER_SEED))
-        for seed, method, side in product(map(int, options.seeds.split(",")), options.methods.split(","), SIDES):
-            path = run_path(options.work, side, method, seed)
-            yield Case(path, partial(make_run, side, method, seed, options.data, load()), _describe)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="sides", seeds=SEEDS, methods=METHODS)
 
 
 def _describe(run: Mapping[str, Any]) -> str:

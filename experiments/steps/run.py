@@ -12,18 +12,15 @@ classes of all tasks (CIL), over both methods and both numbers of rows, is withi
 
 from __future__ import annotations
 
-import argparse
+from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, final_scores, make_missing
+from experiments.common.runs import Case, final_scores, make_missing, origin
 from experiments.routing.streams import read_mixed, take_first
-from regard.runs.provenance import library_versions
-from regard.runs.version import VERSION
 
 METHODS = ("sapt", "replay-lora")
 ROWS = (40, 120)
@@ -52,31 +49,19 @@ def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
         **{"method": method, "rows": rows, "steps": steps, "seed": SEED},
         **final_scores(result.accuracy_matrix),
         **{"trained": sorted({int(number) for number in cost["steps"]}), "seconds": float(cost["seconds"].sum())},
-        **{"regard": VERSION, "versions": library_versions()},
+        **origin(),
     }
 
 
-def run_path(work: Path, method: str, rows: int, steps: int) -> Path:
-    """Return the file of a run."""
-    return work / f"{method}-{rows}-{steps}.json"
+def _cases(options: Namespace) -> Iterator[Case]:
+    for rows, method, steps in product(options.rows, options.methods, STEPS):
+        path = options.work / f"{method}-{rows}-{steps}.json"
+        yield Case(path, partial(make_run, method, rows, steps, options.data), _describe)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="folder of published files")
-    parser.add_argument("--rows", default=",".join(map(str, ROWS)))
-    parser.add_argument("--methods", default=",".join(METHODS))
-    parser.add_argument("--work", type=Path, default=Path("runs") / "steps")
-    options = parser.parse_args(arguments)
-
-    def cases() -> Iterator[Case]:
-        numbers = [int(rows) for rows in options.rows.split(",")]
-        for rows, method, steps in product(numbers, options.methods.split(","), STEPS):
-            path = run_path(options.work, method, rows, steps)
-            yield Case(path, partial(make_run, method, rows, steps, options.data), _describe)
-
-    make_missing(cases)
+    make_missing(__doc__, arguments, _cases, work="steps", rows=ROWS, methods=METHODS)
 
 
 def _describe(run: Mapping[str, Any]) -> str:

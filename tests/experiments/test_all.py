@@ -29,7 +29,8 @@ def test_the_modules_exist_and_understand_their_arguments(monkeypatch: pytest.Mo
     assert all(importlib.util.find_spec(step.module) for step in STEPS)
     texts = {step.module: Path(str(importlib.util.find_spec(step.module).origin)).read_text() for step in STEPS}  # type: ignore[union-attr]
     for step in STEPS:
-        for option in (argument for argument in step.arguments if argument.startswith("--")):
+        shared = 2 * ("make_missing(" in texts[step.module])  # which has --data and --work
+        for option in [argument for argument in step.arguments if argument.startswith("--")][shared:]:
             assert f'"{option}"' in texts[step.module], step.line
 
 
