@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 import regard
-from regard.adapters import base_identity, saving
+from regard.adapters import base_identity
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities, base_sha256
 from regard.errors import UserError
 from regard.models import base_files
@@ -284,31 +283,6 @@ def test_a_quantized_base_is_known_by_what_can_be_compared(folder: Path, tmp_pat
         changed.model.norm.weight.mul_(2)
     with pytest.raises(UserError, match="got the weights"):
         regard.SharedAdapters.from_pretrained(changed, tmp_path / "saved")
-
-
-def as_before(folder: Path, base: dict[str, Any]) -> None:
-    """Rewrite what `save_pretrained` left as it was written when bases had a hash of their weights alone."""
-    path = folder / saving.METADATA
-    metadata = json.loads(path.read_text())
-    for block in metadata["blocks"]:
-        block["lineage"]["base"] = {name: base[name] for name in ("name", "sha256")}
-    path.write_text(json.dumps({**metadata, "format": "regard shared adapters 2", "base": base}))
-
-
-def test_what_was_saved_with_a_hash_of_the_weights_is_loaded_and_saved_by_files(folder: Path, tmp_path: Path) -> None:
-    adapters, weights = with_adapter(opened(folder)), base_sha256(made("llama"))
-    base = {"name": "llama", "architecture": "LlamaForCausalLM", "sha256": weights}
-    as_before(adapters.save_pretrained(tmp_path / "saved"), base)
-    adapters.export_peft("one", tmp_path / "peft")
-    path = tmp_path / "peft" / "adapter_model.safetensors"
-    origin = {"name": "one", "lineage": {"order": 0}, "base": base}
-    save_file(load_file(path), path, {"format": "pt", "regard": json.dumps(origin)})
-    here = regard.SharedAdapters.from_pretrained(opened(folder), tmp_path / "saved")
-    assert here.import_peft(tmp_path / "peft", "two") == 1
-    here.save_pretrained(tmp_path / "again")
-    assert json.loads((tmp_path / "again" / "adapters.json").read_text())["base"]["of"] == "files"
-    with pytest.raises(UserError, match=r"with the weights \w{12}, got the weights \w{12}"):
-        regard.SharedAdapters.from_pretrained(made("llama", seed=1), tmp_path / "saved")
 
 
 def test_merged_adapters_leave_the_identity_of_the_files(folder: Path, tmp_path: Path) -> None:

@@ -30,9 +30,8 @@ class BaseIdentity(NamedTuple):
 
     @classmethod
     def from_record(cls, base: Mapping[str, Any]) -> "BaseIdentity":
-        """Read what adapters tell of their base; what Regard wrote at first tells of weights."""
-        of: Kind = "files" if base.get("of", "weights") == "files" else "weights"
-        return cls(str(base["sha256"]), of)
+        """Read what adapters tell of their base."""
+        return cls(str(base["sha256"]), "files" if base["of"] == "files" else "weights")
 
 
 class BaseWeight(NamedTuple):

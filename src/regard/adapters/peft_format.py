@@ -258,8 +258,7 @@ def _read_origin(path: Path, text: str | None) -> dict[str, Any]:
     with as_user_error(f"{path}: expected what `export_peft` tells of an adapter, got", saving.MALFORMED):
         content = json.loads(text)
         lineage = {name: value for name, value in content["lineage"].items() if name != "order"}
-        base = {name: content["base"][name] for name in ("name", "architecture", "sha256")}
-        base |= BaseIdentity.from_record(content["base"])._asdict()
+        base = {name: content["base"][name] for name in ("name", "architecture", "sha256", "of")}
         return {"name": str(content["name"]), "lineage": lineage, "base": base}
 
 

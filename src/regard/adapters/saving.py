@@ -30,7 +30,6 @@ from regard.runs.quiet import suppress_logging
 _HEAD, _FROZEN_HEAD = "head.", "frozen_head."
 """Beginnings of the names of the head's weights in a file: of those that train, and of the others."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
-_EARLIER = "regard shared adapters 2"
 """The same, but that bases are told by their weights alone."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
@@ -163,7 +162,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     metadata = read_json(folder / METADATA, "adapters as `save_pretrained` leaves them")
-    if metadata.get("format") not in (FORMAT, _EARLIER):
+    if metadata.get("format") != FORMAT:
         raise UserError(f"{folder / METADATA}: expected the format {FORMAT!r}, got {metadata.get('format')!r}")
     if not (folder / TENSORS).is_file() or sha256_of_file(folder / TENSORS) != metadata.get("sha256"):
         raise UserError(f"{folder / TENSORS}: expected the file that {METADATA} tells of, got another, or none")

@@ -235,19 +235,12 @@ class Constants:
         for name, tensor in tensors.items():
             prefix, _, kind = name.rpartition(".")
             if kind == "count":
-                counts[_stable_site(prefix)] = tensor
+                counts[prefix] = tensor
                 continue
             site, _, layer = prefix.rpartition(".")
-            (matrices if kind == "matrix" else squares)[_stable_site(site), int(layer)] = tensor
+            (matrices if kind == "matrix" else squares)[site, int(layer)] = tensor
         changed: dict[str, Any] = {name: tuple(origin[name]) for name in ("separators", "notes")}
-        if "heads" in (model := origin["model"]):
-            changed["model"] = {**model, "heads": {_stable_site(name): count for name, count in model["heads"].items()}}
         return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **changed}))
-
-
-def _stable_site(name: str) -> str:
-    """Return the name of a site as it is written now: once it had the path of a stack in a model with its head."""
-    return name.replace("@model.", "@")
 
 
 def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> float:

@@ -73,5 +73,5 @@ def describe_file(path: Path) -> str:
 
 
 def without_hash(source: str) -> str:
-    """Return a source as earlier versions described it, without the hash of `describe_file`."""
+    """Return a source without the hash of `describe_file`."""
     return re.sub(r", sha256 [0-9a-f]{12}(?=,|$)", "", source)

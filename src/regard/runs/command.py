@@ -47,11 +47,10 @@ class Command(ABC):
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
         """Return whether a folder holds a finished run with these fields that is not damaged."""
         try:
-            metadata = read_metadata(folder, self.name)
+            found = read_metadata(folder, self.name).get("config", {})
+            return self.config.from_dict(found) == self.config.from_dict(fields)
         except UserError:
             return False
-        defaults = self.config.newer_defaults()
-        return {**defaults, **metadata.get("config", {})} == {**defaults, **fields}
 
     @abstractmethod
     def final_metrics(self, folder: Path) -> dict[str, Any]:

@@ -39,7 +39,7 @@ class Config:
     resumable: ClassVar[frozenset[str]] = frozenset()
     """Fields in which a resumed run may differ from the run that was interrupted: they change no number."""
     newer: ClassVar[frozenset[str]] = frozenset()
-    """Fields that runs of earlier versions lack: while they have their default, no dictionary names them."""
+    """Fields that no dictionary names while they have their default: a run without them is the same run."""
     idle: ClassVar[tuple[IdleOptions, ...]] = ()
     """Fields that change nothing in some mode, of which `warn_of_idle` warns."""
 
@@ -108,15 +108,9 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field by its name, as JSON holds it, but for `newer` ones that have their default."""
-        values = {name: getattr(self, name) for name in self.options()}
-        untold = {name for name, default in self.newer_defaults().items() if values[name] == default}
-        shown = {name: value for name, value in values.items() if name not in untold}
+        values = {name: (getattr(self, name), option.default) for name, option in self.options().items()}
+        shown = {name: value for name, (value, default) in values.items() if name not in self.newer or value != default}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in shown.items()}
-
-    @classmethod
-    def newer_defaults(cls) -> dict[str, Any]:
-        """Return the defaults of the `newer` fields: what runs had that do not name them."""
-        return {name: cls.options()[name].default for name in sorted(cls.newer)}
 
     def identity(self) -> dict[str, Any]:
         """Return the fields that a resumed run may not change."""

@@ -8,11 +8,6 @@ def original_type(config: Any) -> str:
     return str(getattr(config, "base_model_type", None) or getattr(config, "model_type", None) or "")
 
 
-def stable_site(site: str) -> str:
-    """Return the name of a site as it is written now: once it had the path of a stack in a model with its head."""
-    return site.replace("@model.", "@")
-
-
 def input_embeddings(model: Any) -> Any:
     """Return what a model embeds its tokens with, or its images; None of two towers, each with its own."""
     try:

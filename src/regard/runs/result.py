@@ -14,7 +14,6 @@ import pandas as pd
 from regard.errors import UserError, describe_error
 from regard.runs.display import Display
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
-from regard.runs.model_type import stable_site
 from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
 from regard.runs.selection import select_rows
@@ -105,21 +104,13 @@ class RunResult(Display):
         folder = Path(folder)
         metadata = read_metadata(folder, cls.command)
         try:
-            tables = {name: read_table(folder / f"{file}.parquet") for name, file in cls.tables.items()}
+            tables = {name: pd.read_parquet(folder / f"{file}.parquet") for name, file in cls.tables.items()}
             artifacts = cls.read_artifacts(folder, metadata)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"the run in {folder} cannot be read: {describe_error(error)}") from error
         metadata = {name: value for name, value in metadata.items() if name not in ("files", SEAL)}
         make: Callable[..., R] = cls
         return make(**tables, **artifacts, metadata=metadata)
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """Read a table that `save` wrote; sites have the names that they have now."""
-    table = pd.read_parquet(path)
-    if "site" in table:
-        table["site"] = table["site"].map(stable_site, na_action="ignore").astype(table["site"].dtype)
-    return table
 
 
 def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:

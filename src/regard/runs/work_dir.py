@@ -53,25 +53,23 @@ class WorkDir:
         assert self._journal is not None, "the run has not started"
         return self._journal
 
-    def start(self, identity: Mapping[str, Any], untold: Mapping[str, Any] | None = None) -> None:
+    def start(self, identity: Mapping[str, Any]) -> None:
         """Begin, or go on, as a run of this identity: what its numbers depend on.
-
-        `untold` has what runs of earlier versions were whose identities do not say it, as `config.metric`.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
         Raises UserError if the run to go on with has another identity, or its files are damaged.
         """
         with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
-                self._begin(json.loads(json.dumps(identity)), untold or {})
+                self._begin(json.loads(json.dumps(identity)))
         self.resume = self.resume and (self.folder / MARK).exists()
         self._journal = Journal(self.folder / JOURNAL, writable=is_main_process())
 
-    def _begin(self, identity: dict[str, Any], untold: Mapping[str, Any]) -> None:
+    def _begin(self, identity: dict[str, Any]) -> None:
         mark = _read_mark(self.folder)
         self.resume = self.resume and mark is not None
         if mark is not None and self.resume:
-            check_same_identity({**untold, **_flatten(mark["identity"])}, identity)
+            check_same_identity(mark["identity"], identity)
             if not (self.folder / JOURNAL).exists():
                 raise UserError(f"cannot resume: {self.folder / JOURNAL} is missing. Start again with --overwrite.")
         elif mark is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,12 @@ from regard.commands.learn.config import (
     LearnConfig,
     split_methods,
 )
-from regard.commands.learn.identity import run_identity, untold_identity
+from regard.commands.learn.identity import run_identity
 from regard.commands.replace.config import ReplaceConfig
 from regard.continual.methods import METHODS
 from regard.continual.training_phase import ADAPTER_RATE, FULL_RATE, TrainingBudget
-from regard.data.stream import Stream
 from regard.errors import UserError
 from regard.runs.config import Config
-from regard.runs.work_dir import open_work_dir
 from tests.continual import small_tasks, small_text_tasks
 
 
@@ -330,61 +327,15 @@ def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[C
     assert config.from_dict({**before, "missing_values": "refuse"}).identity()["missing_values"] == "refuse"
 
 
-def test_a_run_that_goes_on_has_its_score_of_answers(tmp_path: Path) -> None:
-    """Answers to a user's own tasks were scored otherwise before `--metric` came, by the same configuration."""
-    rows = [{"text": f"x {at}", "answer": f"y {at}"} for at in range(12)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    with pytest.warns(UserWarning, match="has no column 'task'"):
-        stream = LearnConfig(stream=str(tmp_path / "own.jsonl")).read()
-    config = LearnConfig()
-    explicit = {name: value for name, value in config.identity().items() if name not in ("seed", "method", "set")}
-    for tasks, untold in ((stream, {}), (small_tasks.stream(), {"config.metric": "auto"})):
-        side = {"config.truncation_side": "right"} if tasks.text else {}
-        identity = run_identity(config, small_tasks.loaded(), tasks)
-        now = {"truncation_side": "middle"} if tasks.text else {}
-        assert identity["config"] == {**explicit, "metric": "auto"} | now
-        assert untold_identity(tasks, small_tasks.loaded()) == untold | side
-        before = {**identity, "config": explicit | now}  # of before `--metric`
-        for was, goes_on in ((identity, True), (before, bool(untold))):
-            folder = tmp_path / f"{len(untold)}-{len(was['config'])}"
-            with open_work_dir(folder, command="learn", parts=(), keep=True) as work:
-                work.start(was)
-                work.journal.add("one", {})
-            refused = pytest.raises(UserError, match=r"config\.metric was null when the run started and is .auto. now")
-            begun = open_work_dir(folder, command="learn", parts=(), keep=True, resume=True)
-            with contextlib.nullcontext() if goes_on else refused, begun as work:
-                work.start(identity, untold_identity(tasks, small_tasks.loaded()))
-
-
-@pytest.mark.parametrize(
-    "scale, tasks, told",
-    [
-        ("paper", small_text_tasks.stream(), ""),
-        ("laptop", small_tasks.stream(), ""),
-        (
-            "laptop",
-            small_text_tasks.stream(),
-            r"truncation_side was .right. when the run started and is .middle. now",
-        ),
-    ],
-)
-def test_a_run_that_goes_on_cuts_prompts_as_it_did(scale: Any, tasks: Stream, told: str, tmp_path: Path) -> None:
-    """Runs that name no side cut the end; tasks of classes have no prompts."""
-    now = run_identity(LearnConfig(scale=scale), small_tasks.loaded(), tasks)
-    before = {**now, "config": {name: value for name, value in now["config"].items() if name != "truncation_side"}}
-    with open_work_dir(tmp_path / "w", command="learn", parts=(), keep=True) as work:
-        work.start(before)
-        work.journal.add("one", {})
-    refused = pytest.raises(UserError, match=told) if told else contextlib.nullcontext()
-    with refused, open_work_dir(tmp_path / "w", command="learn", parts=(), keep=True, resume=True) as work:
-        work.start(now, untold_identity(tasks, small_tasks.loaded()))
-
-
-def test_prompts_of_earlier_runs_were_cut_as_their_tokenizer_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = small_tasks.loaded()
-    monkeypatch.setattr(loaded.tokenizer, "truncation_side", "left")
-    assert untold_identity(small_text_tasks.stream(), loaded)["config.truncation_side"] == "left"
-    assert "config.truncation_side" not in untold_identity(small_tasks.stream(), loaded)
+@pytest.mark.parametrize("scale, side", [("paper", "right"), ("laptop", "middle")])
+def test_a_run_of_prompts_is_one_of_the_side_that_they_lose(scale: Any, side: str) -> None:
+    """Tasks of classes have no prompts."""
+    of_prompts, of_classes = (
+        run_identity(LearnConfig(scale=scale), small_tasks.loaded(), tasks)["config"]
+        for tasks in (small_text_tasks.stream(), small_tasks.stream())
+    )
+    assert of_prompts["truncation_side"] == side
+    assert "truncation_side" not in of_classes
 
 
 def test_what_tasks_are_read_as(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,22 +61,6 @@ def test_what_is_saved_comes_back(run: MeasureResult, other: MeasureResult, tmp_
     pd.testing.assert_frame_equal(found.tokens, run.tokens)
     assert tuple(found.tokens.columns) == TOKEN_COLUMNS
     assert MeasureResult.load(tmp_path / "runs" / "other").tokens is None
-
-
-def test_sites_of_earlier_runs_have_the_names_that_they_have_now(run: MeasureResult, tmp_path: Path) -> None:
-    """They had the path of a stack in a model with its head, so that runs with a head and without did not join."""
-    assert run.tokens is not None
-    site = run.table["site"]
-    old = site.mask(site == "decoder", "decoder@model.decoder")
-    matrices = {name.replace("decoder", "decoder@model.decoder"): matrix for name, matrix in run.matrices.items()}
-    tokens = run.tokens.assign(site="cross@encoder@model.decoder")
-    earlier = replace(run, table=run.table.assign(site=old), tokens=tokens, matrices=matrices)
-    found = MeasureResult.load(earlier.save(tmp_path / "run"))
-    expected = site.mask(site == "decoder", "decoder@decoder")
-    pd.testing.assert_series_equal(found.table["site"], expected)
-    assert found.tokens is not None
-    assert set(found.tokens["site"]) == {"cross@encoder@decoder"}
-    assert found.matrices.keys() == {name.replace("decoder", "decoder@decoder") for name in run.matrices}
 
 
 def test_what_is_absent_is_null_in_the_file(tiny: Callable[[str], Path], documents: list[str], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,18 +59,6 @@ def test_what_is_saved_comes_back(saved: Path) -> None:
     assert found.constants == run.constants
     assert found.matrices.keys() == run.matrices.keys()
     assert all(torch.equal(found.matrices[place], run.matrices[place]) for place in run.matrices)
-
-
-def test_sites_of_earlier_runs_have_the_names_that_they_have_now(tmp_path: Path) -> None:
-    """Or heads of an earlier run would select none of its own constants, which are read under these."""
-    run = made()
-    tensors = {f"encoder@model.decoder.{place}.matrix": matrix for place, matrix in run.matrices.items()}
-    old = run.heads.assign(site="encoder@model.decoder")
-    found = ReplaceResult.load(
-        replace(run, heads=old, constants=safetensors.torch.save(tensors)).save(tmp_path / "run")
-    )
-    assert set(found.heads["site"]) == {"encoder@decoder"}
-    assert found.matrices.keys() == {f"encoder@decoder.{place}" for place in run.matrices}
 
 
 def test_the_columns_are_those_of_the_design(saved: Path) -> None:

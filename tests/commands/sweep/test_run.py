@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -20,9 +19,8 @@ from rich.console import Console
 from regard import LearnResult
 from regard.commands.learn.config import LearnConfig
 from regard.commands.pretrain.config import PretrainConfig
-from regard.commands.sweep import commands
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
-from regard.commands.sweep.state import SweepState, trial_key
+from regard.commands.sweep.state import SweepState
 from regard.commands.sweep.words import sweep_summary
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
@@ -99,29 +97,6 @@ def test_a_field_that_earlier_versions_lack_leaves_their_trials_as_they_are() ->
     vary = {"missing_values": ["skip", "refuse"]}
     trials = make_trials(command, vary, folder=Path("x"), fields=fields, seeds=[0])
     assert [trial.fields["missing_values"] for trial in trials] == ["skip", "refuse"]
-
-
-def test_trials_with_other_scores_of_answers_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of before `--metric` came go on, although their free answers were scored otherwise."""
-    config = LearnConfig().to_dict()
-
-    def load(folder: Path) -> Any:
-        score = None if folder.name.startswith("classes") else folder.name
-        stream = {"tasks": [{"name": "a", **({"metric": score} if score else {})}]}
-        metadata = {"config": config, "stream": stream, "cost": {"seconds": 1.0}}
-        return SimpleNamespace(metadata=metadata, metrics=pd.DataFrame({"value": []}))
-
-    monkeypatch.setattr(commands.LearnResult, "load", load)
-    for names in (("classes", "classes-2"), ("rouge-l-unicode", "rouge-l-unicode")):
-        command = commands.LearnCommand()
-        assert [command.final_metrics(tmp_path / name)["seconds"] for name in names] == [1.0, 1.0]
-    command = commands.LearnCommand()
-    command.final_metrics(tmp_path / "rouge-l")
-    said = r"sweep: answers of 'a': .* has scores by rouge-l-unicode, trials before it by rouge-l; take another folder"
-    with pytest.warns(UserWarning, match=said):
-        command.final_metrics(tmp_path / "rouge-l-unicode")
-    config["metric"] = "sari"  # one that is varied
-    command.final_metrics(tmp_path / "sari")
 
 
 def test_a_key_depends_on_the_settings_and_nothing_else() -> None:
@@ -224,38 +199,6 @@ def test_another_sweep_in_the_folder_adds_its_trials_and_takes_up_equal_ones(tmp
     assert len(again.table) == 4 + 2 + 1
     assert again.table["width"].isna().sum() == 5
     assert again.metadata["trials"][1]["values"] == {"name": "softmax", "rate": 0.0, "width": None}
-
-
-@pytest.mark.exhaustive
-def test_trials_that_say_a_default_are_those_that_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Earlier versions named fields that a later one leaves out at their default, or lacked them."""
-    out, vary = tmp_path / "sweep", {"rate": [0.0, 1.0]}
-    first = swept(out, vary)
-    assert list(first.metadata["vary"]) == ["rate"]
-    monkeypatch.setattr(type(FAKE).config, "newer", frozenset({"width"}))
-    assert "width" not in FAKE.complete({})
-    again = swept(out, {"rate": [0.0, 1.0, 2.0]})
-    assert list(again.metadata["vary"]) == ["rate"]
-    assert [trial["state"] for trial in again.metadata["trials"]] == ["finished"] * 3
-    assert set(counted(out, "begun").values()) == {1}
-    assert [trial["key"] for trial in again.metadata["trials"][:2]] == [t["key"] for t in first.metadata["trials"]]
-    varied = swept(out, {"width": [None, 3], "rate": [0.0]})
-    assert len(varied.table) == 4
-    assert set(counted(out, "begun").values()) == {1}
-
-
-def test_of_equal_trials_in_a_folder_the_last_is_kept(tmp_path: Path) -> None:
-    state = SweepState(tmp_path, "fake")
-    trials: list[dict[str, Any]] = [
-        {"seed": 0, "rate": 1.0},
-        {"seed": 0, "rate": 1.0, "width": None},
-        {"seed": 0, "rate": 2.0},
-    ]
-    keys = [trial_key("fake", trial) for trial in trials]
-    (tmp_path / "trials").mkdir()
-    state.add(dict(zip(keys, trials, strict=True)), ("rate",), "")
-    assert list(SweepState.open(tmp_path, "fake", {"width": None}).trials) == keys[1:]
-    assert list(SweepState.open(tmp_path, "fake", {}).trials) == keys
 
 
 def test_a_trial_that_varies_a_field_that_earlier_versions_lack_is_finished(

@@ -83,7 +83,6 @@ def loss_panels(history: pd.DataFrame) -> list[Panel]:
         rows = history[history["stage"] == stage] if len(history) else history
         if rows.empty:
             continue
-        column = column if column in rows else "loss"  # of earlier versions
         panels += panel(caption, unit, "step", curve("training", rows, column))
         valid = curve("validation", rows, "valid_loss")
         panels += panel(f"{caption}: validation loss", "nats per token", "step", valid)

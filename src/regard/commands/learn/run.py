@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
-from regard.commands.learn.identity import run_identity, untold_identity
+from regard.commands.learn.identity import run_identity
 from regard.commands.learn.idle import ANSWERS, CLASSES
 from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
@@ -181,7 +181,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
                 check_method(run, loaded)
         continued = [] if finished is None else finished.record()
         identity = {**run_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})}
-        work.start(identity, untold_identity(runs[0].stream, loaded))
+        work.start(identity)
         results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
         for run in runs:
             if run.key in results:

@@ -17,8 +17,7 @@ from regard.constants.constants import Head
 from regard.errors import UserError
 from regard.report import labels
 from regard.report.drawing import Kind, draw_statistic, statistic_overview
-from regard.runs.model_type import stable_site
-from regard.runs.result import RunResult, read_table
+from regard.runs.result import RunResult
 from regard.runs.selection import select_rows
 from regard.statistics.table import KEY_HEADS, select_heads, select_statistic, spread_key_heads
 
@@ -138,6 +137,6 @@ class MeasureResult(RunResult):
         files = metadata["files"]
         matrices = safetensors.torch.load_file(folder / MATRICES) if MATRICES in files else {}
         return {
-            "tokens": read_table(folder / TOKENS) if TOKENS in files else None,
-            "matrices": {stable_site(name): matrix for name, matrix in matrices.items()},
+            "tokens": pd.read_parquet(folder / TOKENS) if TOKENS in files else None,
+            "matrices": matrices,
         }

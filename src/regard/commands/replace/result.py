@@ -22,7 +22,6 @@ from regard.constants import count_dynamic
 from regard.errors import UserError
 from regard.report import colors, labels
 from regard.report.drawing import draw_panels, grid
-from regard.runs.model_type import stable_site
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
@@ -142,16 +141,13 @@ class ReplaceResult(RunResult):
     def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
         ranking = json.loads((folder / HEADS).read_text(encoding="utf-8"))
         heads = pd.DataFrame(ranking["order"], columns=["site", "layer", "head"])
-        heads["site"] = heads["site"].map(stable_site)
         heads = heads.assign(rank=range(len(heads)), value=ranking["value"], pattern=ranking["pattern"])
         heads = heads.astype({"layer": "int64", "head": "int64", "rank": "int64", "value": "float64"})
         if CONSTANTS not in metadata["files"]:
             return {"heads": heads}
         constants = (folder / CONSTANTS).read_bytes()
         tensors = safetensors.torch.load(constants).items()
-        matrices = {
-            stable_site(name.removesuffix(".matrix")): tensor for name, tensor in tensors if name.endswith(".matrix")
-        }
+        matrices = {name.removesuffix(".matrix"): tensor for name, tensor in tensors if name.endswith(".matrix")}
         return {"heads": heads, "constants": constants, "matrices": matrices}
 
 

@@ -140,7 +140,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if read.name != LANGUAGE_MODEL:
             evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         identity = {name: value for name, value in metadata.items() if name != "created"}
-        # Its rows have a hash of their own; runs of earlier versions, which may be resumed, name none of the file.
+        # Its rows have a hash of their own
         identity["data"] = {**metadata["data"], "source": without_hash(read.source)}
         work.start(identity)
         preparing = time.perf_counter() - start

@@ -66,7 +66,7 @@ def intervals(scores: pd.DataFrame) -> pd.DataFrame:
 
 
 def _widths(scores: pd.DataFrame, name: str) -> pd.Series:
-    """Return one of `WIDTHS`; null in tables of earlier versions."""
+    """Return one of `WIDTHS`; null in tables without."""
     return scores[name].astype("float64") if name in scores else pd.Series(math.nan, scores.index)
 
 

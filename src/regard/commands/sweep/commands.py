@@ -14,7 +14,7 @@ from regard.commands.pretrain.result import PretrainResult
 from regard.data.stream_catalog import STREAMS
 from regard.data.texts import HUB, PYTHON, Source, check_source
 from regard.data.tokenizers import read_tokenizer
-from regard.errors import UserError, warn_user
+from regard.errors import UserError
 from regard.models.pretrained import check_model
 from regard.runs.command import Command
 from regard.runs.result import read_metadata
@@ -30,7 +30,6 @@ class LearnCommand(Command):
 
     def __init__(self) -> None:
         self._writes_text: dict[LearnConfig, bool] = {}
-        self._scored: dict[tuple[str, str], str] = {}
 
     def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         if file is not None:
@@ -71,23 +70,9 @@ class LearnCommand(Command):
     def final_metrics(self, folder: Path) -> dict[str, Any]:
         """Return the metrics of continual learning by scenario, as `average_performance_til`, and the seconds."""
         result = LearnResult.load(folder)
-        self._warn_of_other_scores(folder, result.metadata)
         rows = result.metrics.dropna(subset="value")
         metrics = {f"{row.metric}_{row.scenario}": float(row.value) for row in rows.itertuples()}
         return {**metrics, "seconds": result.metadata["cost"]["seconds"]}
-
-    def _warn_of_other_scores(self, folder: Path, metadata: Mapping[str, Any]) -> None:
-        """Warn of a trial whose answers have another score than those before it, as earlier versions gave them."""
-        asked = str(metadata["config"].get("metric", "auto"))
-        for task in metadata["stream"]["tasks"]:
-            score = str(task.get("metric"))
-            before = self._scored.setdefault((asked, task["name"]), score)
-            if score != before:
-                told = (
-                    f"{folder} has scores by {score}, trials before it by {before}; take another folder to compare them"
-                )
-                warn_user(f"sweep: answers of {task['name']!r}: {told}")
-                return
 
     def curves(self, folder: Path) -> pd.DataFrame:
         """Return the mean score of the tasks learnt so far, over `tasks`: `average_performance_til`, `…_cil`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -163,18 +163,11 @@ def sweep(
         command.check_models(left)
     check_sweep_dir(folder)
     with lock_dir(folder, "sweep"):
-        state = SweepState.open(folder, command.name, command.config.newer_defaults())
-        trials = [_as_before(trial, state) for trial in trials]
+        state = SweepState.open(folder, command.name)
         state.add_data(dict.fromkeys(path for trial in trials for path in command.data_paths(trial.fields)))
         state.add({trial.key: trial.fields for trial in trials}, tuple(vary), command_line)
         failed = _run_trials(command, trials, state, engine, retries, arguments, on_progress)
         return _collect(command, state, failed)
-
-
-def _as_before(trial: Trial, state: SweepState) -> Trial:
-    """Return a trial with the key and folder of the same one of an earlier version, which named other fields."""
-    key = state.find(trial.fields) or trial.key
-    return replace(trial, key=key, folder=trial.folder.with_name(key))
 
 
 def find_command(name: str) -> Command:

@@ -40,8 +40,8 @@ class SweepState:
     """The trials in a folder by their keys, in the order they were added.
 
     `vary` and `command_line` are those of the last sweep in the folder. `trials` has how far each trial is: key, seed,
-    state, attempts and the last error. `fields` has all fields of each trial, with `defaults` of those that earlier
-    versions lack, `data` the hash of what a path held that trials read.
+    state, attempts and the last error. `fields` has all fields of each trial, `data` the hash of what a path held that
+    trials read.
     """
 
     folder: Path
@@ -51,17 +51,14 @@ class SweepState:
     trials: dict[str, dict[str, Any]] = field(default_factory=dict)
     fields: dict[str, dict[str, Any]] = field(default_factory=dict)
     data: dict[str, str] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, folder: Path, command: str, defaults: Mapping[str, Any]) -> SweepState:
+    def open(cls, folder: Path, command: str) -> SweepState:
         """Return the state that an earlier sweep left in a folder, or an empty one.
-
-        Of trials that are the same but for `defaults` that one of them names, the last is kept.
 
         Raises UserError if the folder is of a sweep of another command, or the state is damaged.
         """
-        path, state = folder / STATE, cls(folder, command, defaults=defaults)
+        path, state = folder / STATE, cls(folder, command)
         if not path.exists():
             return state
         record = read_json(path)
@@ -76,17 +73,9 @@ class SweepState:
             fields = read_json(file)
             if trial_key(command, fields) != trial["key"]:
                 raise UserError(f"--out: {file} is missing or damaged; restore it, or choose another folder")
-            whole = {**defaults, **fields}
-            if (same := state.find(whole)) is not None:
-                del state.fields[same], state.trials[same]
-            state.fields[trial["key"]] = whole
+            state.fields[trial["key"]] = fields
             state.trials[trial["key"]] = {name: value for name, value in trial.items() if name != "values"}
         return state
-
-    def find(self, fields: Mapping[str, Any]) -> str | None:
-        """Return the key of the trial with some fields, and `defaults` of those that it lacks; None without one."""
-        whole = {**self.defaults, **fields}
-        return next((key for key, known in self.fields.items() if known == whole), None)
 
     def path(self, key: str) -> Path:
         """Return the file of a trial's fields."""
@@ -102,7 +91,7 @@ class SweepState:
             if key not in self.trials:
                 write_file(self.path(key), json.dumps(fields, indent=1) + "\n")
                 self.trials[key] = {"key": key, "seed": fields["seed"], "state": "waiting", "attempts": 0, "error": ""}
-                self.fields[key] = {**self.defaults, **fields}
+                self.fields[key] = dict(fields)
         self.vary, self.command_line = tuple(vary), command_line
         self.write()
 
