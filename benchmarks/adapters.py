@@ -18,8 +18,6 @@ Reading: one forward of the same model and rows, routed and with weights given.
                                   [--out FILE]                                       about 10 minutes on one core
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import warnings
@@ -33,7 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.timing import Figures, allocated, device, parser, prepared, race, row, show, write
+from benchmarks.timing import Figures, allocated, device, keep, parser, prepared, race, row
 from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.shared import SharedAdapters
@@ -313,9 +311,7 @@ def main(arguments: list[str] | None = None) -> None:
     rank = 2 if given.quick else 8
     cases += [lambda part=part: part(rank, small=given.quick, budget=budget) for part in (reading, writing)]
     for case in cases:
-        rows.append(case())
-        show(rows[-1])
-        write("adapters", rows, given.out)
+        keep(case(), rows, "adapters", given.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Section of docs/benchmarks.md on mixing adapters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

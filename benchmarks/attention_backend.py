@@ -8,10 +8,7 @@ peak beyond the start.
     python -m benchmarks.attention_backend [--quick] [--threads N] [--out FILE]        about 5 minutes on one core
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +16,7 @@ import transformers
 from torch import Tensor
 
 import regard.hooks  # noqa: F401 - which makes the attention known
-from benchmarks.timing import allocated, device, parser, prepared, race, row, show, write
+from benchmarks.timing import device, keep, parser, prepared, race, row, with_allocated, with_gradients
 
 CASES = [512, 1024, 2048]
 QUICK = [32]
@@ -40,12 +37,7 @@ def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]
     ids = torch.randint(SIZES["vocab_size"], (1, tokens), device=device())
 
     def run(model: Any) -> Callable[[], list[Tensor]]:
-        def both() -> list[Tensor]:
-            with torch.enable_grad():
-                loss = model(ids, labels=ids, use_cache=False).loss
-                return [loss.detach(), *torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)]
-
-        return both
+        return with_gradients(lambda: model(ids, labels=ids, use_cache=False).loss, list(model.parameters()))
 
     found = {}
     for name in ("eager", "regard", *(("sdpa",) if kind == "Llama" else ())):
@@ -71,11 +63,8 @@ def main(arguments: list[str] | None = None) -> None:
         for tokens in QUICK if given.quick else CASES:
             runs = contestants(kind, tokens)
             check(runs)
-            figures = race(runs, most=3 if given.quick else 9)
-            figures = {name: replace(one, memory=allocated(runs[name])) for name, one in figures.items()}
-            rows.append(row({"model": kind, "tokens": tokens}, figures, "eager"))
-            show(rows[-1])
-            write("attention_backend", rows, given.out)
+            figures = with_allocated(race(runs, most=3 if given.quick else 9), runs)
+            keep(row({"model": kind, "tokens": tokens}, figures, "eager"), rows, "attention_backend", given.out)
 
 
 if __name__ == "__main__":

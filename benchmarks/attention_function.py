@@ -7,15 +7,13 @@ mass from the whole matrix (eager); the same in tiles (regard); the first four k
     python -m benchmarks.attention_function [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, device, parser, prepared, race, row, show, write
+from benchmarks.timing import Contestants, device, keep, parser, prepared, race, row
 from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
 from regard.attention.reduction import ReductionRequest, reduce_dense
@@ -112,9 +110,12 @@ def main(arguments: list[str] | None = None) -> None:
             if length <= 512:
                 check(of)
             figures = race(contestants(of), most=3 if given.quick else 15)
-            rows.append(row({"kind": kind, "batch": batch, "length": length}, figures, "sdpa"))
-            show(rows[-1])
-            write("attention_function", rows, given.out)
+            keep(
+                row({"kind": kind, "batch": batch, "length": length}, figures, "sdpa"),
+                rows,
+                "attention_function",
+                given.out,
+            )
 
 
 if __name__ == "__main__":

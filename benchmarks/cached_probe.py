@@ -9,8 +9,6 @@ Before the clock runs, the first two are checked to end at the same weights.
     python -m benchmarks.cached_probe [--quick] [--threads N] [--out FILE]     about 2 minutes on one core
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import BertConfig, BertModel
 
-from benchmarks.timing import device, parser, prepared, race, row, show, write
+from benchmarks.timing import device, keep, parser, prepared, race, row
 from regard import training
 from regard.training.probing import Batch
 
@@ -98,9 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures = race(case.contestants(folder), least=2, most=5, budget=40)
         told = {"samples": samples, "length": LENGTH, "real": f"{float(case.mask.float().mean()):.0%}"}
-        rows.append(row(told | {"epochs": case.settings.epochs}, figures, "recomputed"))
-        show(rows[-1])
-        write("cached_probe", rows, given.out)
+        keep(row(told | {"epochs": case.settings.epochs}, figures, "recomputed"), rows, "cached_probe", given.out)
 
 
 if __name__ == "__main__":

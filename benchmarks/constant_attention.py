@@ -13,8 +13,6 @@ regard is checked to give what plain gives.
 About 18 minutes on one core.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -9,8 +9,6 @@ each holds behind the prompt.
     python -m benchmarks.decoding [--quick] [--threads N] [--out FILE]     about 2 minutes on one core
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ is that of the wall, which browser, server and model take together. Writes the t
     python -m benchmarks.explore [--quick] [--out FILE]     about a minute
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import statistics

@@ -6,8 +6,6 @@ the blocks of each row gathered, and as `Mixture.layer_weights` decides by `rega
     python -m benchmarks.gathering [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

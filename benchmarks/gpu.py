@@ -9,8 +9,6 @@ With `--device cpu --quick` all parts run on a CPU, tiny, to see that they work;
     python -m benchmarks.gpu [--device cuda] [--quick] [--minutes 40] [--parts tests,operators] [--out FOLDER]
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

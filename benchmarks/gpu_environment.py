@@ -7,8 +7,6 @@ index or `PIP_FIND_LINKS` has another. Needs the standard library alone.
     python benchmarks/gpu_environment.py FOLDER [options of benchmarks.gpu]
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -9,8 +9,6 @@ On a CPU both kernels run in Triton's interpreter, tiny: that says that they are
     python -m benchmarks.gpu_kernels [--quick] [--device cuda] [--longest 32768] [--sweep] [--out FILE]
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Callable

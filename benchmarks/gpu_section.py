@@ -1,7 +1,5 @@
 """Section of docs/benchmarks.md on GPUs, from whatever gpu-*.json there are."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path

@@ -12,11 +12,7 @@ clock runs, the peers' hidden states are checked to be the same.
                                                                                   about 10 minutes on one core
 """
 
-from __future__ import annotations
-
 import random
-import statistics
-import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +20,6 @@ from typing import Any
 
 import torch
 import transformers
-from accelerate.state import AcceleratorState
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
     AutoModelForSequenceClassification,
@@ -32,13 +27,10 @@ from transformers import (
     BertModel,
     DataCollatorWithPadding,
     PreTrainedTokenizerFast,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
 )
 
-from benchmarks.timing import Figures, clock, device, on_gpu, parser, prepared, row, show, write
+from benchmarks.timing import clock, device, parser, prepared, race_in_rounds, row, show, write
+from benchmarks.training_contestants import in_trainer
 from regard.continual.methods.baselines import Finetune
 from regard.continual.run import make_learner, run_stream
 from regard.continual.training_phase import TrainingBudget
@@ -48,7 +40,7 @@ from regard.models.pretrained import Loaded
 
 WORDS, LENGTHS, RATE, WARMUP, DECAY, EPSILON = 2000, (6, 62), 2e-5, 0.06, 0.01, 1e-6
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-Take = Callable[[], float]
+Take = Callable[[], list[float]]
 """Trains two epochs; the seconds of the second."""
 
 
@@ -112,23 +104,15 @@ def regard(case: Case, method: type[Finetune]) -> Take:
         num_epochs=2, learning_rate=RATE, batch_size=case.batch, length=64, warmup_ratio=WARMUP, weight_decay=DECAY
     )
 
-    def take() -> float:
+    def take() -> list[float]:
         ticks: list[float] = []
         with torch.enable_grad():
             one = method()
             learner = make_learner(stream, one, case.loaded, budget, seed=0)
             run_stream(learner, one, on_progress=lambda told: ticks.append(clock()))
-        return ticks[-1] - ticks[case.per_epoch - 1]
+        return [ticks[-1] - ticks[case.per_epoch - 1]]
 
     return take
-
-
-class _Ticks(TrainerCallback):
-    def __init__(self) -> None:
-        self.ticks: list[float] = []
-
-    def on_step_end(self, *_args: Any, **_options: Any) -> None:
-        self.ticks.append(clock())
 
 
 def peer(case: Case) -> Any:
@@ -147,38 +131,21 @@ def trainer(case: Case, *, grouped: bool) -> Take:
         for number, label in enumerate(case.examples.labels)
     ]
 
-    def take() -> float:
-        ticks = _Ticks()
-        with tempfile.TemporaryDirectory() as folder, torch.enable_grad():
-            options = TrainingArguments(
-                output_dir=folder,
+    def take() -> list[float]:
+        options = {"warmup_steps": WARMUP, "weight_decay": DECAY, "adam_epsilon": EPSILON, "max_grad_norm": 1.0}
+        with torch.enable_grad():
+            ticks = in_trainer(
+                peer(case),
+                rows,
+                DataCollatorWithPadding(case.loaded.tokenizer),
                 num_train_epochs=2,
                 per_device_train_batch_size=case.batch,
                 train_sampling_strategy="group_by_length" if grouped else "random",
                 learning_rate=RATE,
                 lr_scheduler_type="linear",
-                warmup_steps=WARMUP,
-                weight_decay=DECAY,
-                adam_epsilon=EPSILON,
-                max_grad_norm=1.0,
-                optim="adamw_torch_fused",
-                use_cpu=not on_gpu(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
+                **options,
             )
-            collator = DataCollatorWithPadding(case.loaded.tokenizer)
-            try:
-                made = Trainer(
-                    model=peer(case), args=options, train_dataset=rows, data_collator=collator, callbacks=[ticks]
-                )
-                made.remove_callback(PrinterCallback)
-                made.train()
-            finally:
-                AcceleratorState._reset_state(reset_partial_state=True)
-        return ticks.ticks[-1] - ticks.ticks[case.per_epoch - 1]
+        return [ticks[-1] - ticks[case.per_epoch - 1]]
 
     return take
 
@@ -195,23 +162,6 @@ def check(case: Case) -> None:
     theirs = peer(case).to(device()).eval().bert(rows["input_ids"], rows["attention_mask"].long()).last_hidden_state
     real = rows["attention_mask"]
     torch.testing.assert_close(mine[real], theirs[real], rtol=1e-4, atol=1e-4)
-
-
-# -- races ----------------------------------------------------------------------------------------------
-
-
-def race(contestants: dict[str, Take], *, rounds: int) -> dict[str, Figures]:
-    """The figures of each, one after another and again."""
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, take in contestants.items():
-            taken[name].append(take())
-    return {
-        name: Figures(
-            seconds=statistics.median(times), fastest=min(times), slowest=max(times), runs=len(times), memory=None
-        )
-        for name, times in taken.items()
-    }
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -234,7 +184,7 @@ def main(arguments: list[str] | None = None) -> None:
             "trainer": trainer(case, grouped=False),
             "grouped": trainer(case, grouped=True),
         }
-        figures = race(contestants, rounds=rounds)
+        figures = race_in_rounds(contestants, rounds)
         rows.append(row({"batch": batch, "rows": count}, figures, "regard"))
         show(rows[-1])
         told = ", ".join(f"{name} {count / one.seconds:.1f}" for name, one in figures.items())

@@ -1,7 +1,5 @@
 """Section of docs/benchmarks.md on learning a task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from benchmarks.markdown import Row, markdown_table, wrap

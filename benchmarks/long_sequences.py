@@ -3,10 +3,8 @@
 python -m benchmarks.long_sequences [--quick] [--threads N] [--out FILE]     about 2 minutes on one core
 """
 
-from __future__ import annotations
-
 from benchmarks.attention_function import EVERYTHING, HEADS, call, fused
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import keep, parser, prepared, race, row
 from regard.attention.operator import attend
 
 LENGTHS = (8192, 16384, 32768)
@@ -23,9 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
             {"sdpa": lambda of=of: fused(of), "regard": lambda of=of: attend(of, EVERYTHING)}, least=1, most=1
         )
         matrix = HEADS * length * length * 4 / 2**20
-        rows.append(row({"length": length, "matrix_mib": matrix}, figures, "sdpa"))
-        show(rows[-1])
-        write("long_sequences", rows, given.out)
+        keep(row({"length": length, "matrix_mib": matrix}, figures, "sdpa"), rows, "long_sequences", given.out)
 
 
 if __name__ == "__main__":

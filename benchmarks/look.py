@@ -8,8 +8,6 @@ Where there is a Chromium, it opens the page: `open_seconds` pass until it has i
     python -m benchmarks.look [--quick] [--threads N] [--out FILE]     about 3 minutes on one core
 """
 
-from __future__ import annotations
-
 import shutil
 import statistics
 import subprocess
@@ -23,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 import regard
-from benchmarks.timing import parser, prepared, race, row, show, write
+from benchmarks.timing import keep, parser, prepared, race, row
 from regard.models import Loaded, load
 
 WORDS = [f"word{number}" for number in range(500)]
@@ -119,9 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
         figures = race({"plain": plain, "floor": floor, "regard": look}, least=1, most=5, budget=20)
         case = {"model": name, "batch": 1, "length": ids.shape[1], "bytes": len(page.encode())}
         opened = {"open_seconds": open_seconds(page, 1 if given.quick else 5)}
-        rows.append(row(case, figures, "plain") | opened)
-        show(rows[-1])
-        write("look", rows, given.out)
+        keep(row(case, figures, "plain") | opened, rows, "look", given.out)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,14 @@ float32 and under autocast to bfloat16. Memory is what PyTorch allocates at the 
     python -m benchmarks.loss_layer [--quick] [--threads N] [--out FILE]     about 3 minutes on one core
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import allocated, device, parser, prepared, race, row, show, write
+from benchmarks.timing import device, keep, parser, prepared, race, row, with_allocated, with_gradients
 from regard.models.loss import linear_cross_entropy
 
 CASES = [(2048, 2048, 128), (2048, 16384, 256), (2048, 50432, 768)]
@@ -34,13 +31,11 @@ def contestants(tokens: int, vocabulary: int, width: int, precision: str) -> dic
         labels = torch.randint(vocabulary, (tokens,), generator=generator)
 
     def run(form: Callable[[], Tensor]) -> Callable[[], list[Tensor]]:
-        def both() -> list[Tensor]:
-            with torch.enable_grad():
-                with torch.autocast(device().type, torch.bfloat16, enabled=precision == "bfloat16"):
-                    loss = form()
-                return [loss.detach(), *torch.autograd.grad(loss, (hidden, weight))]
+        def cast() -> Tensor:
+            with torch.autocast(device().type, torch.bfloat16, enabled=precision == "bfloat16"):
+                return form()
 
-        return both
+        return with_gradients(cast, (hidden, weight))
 
     found = {
         "whole": run(lambda: F.cross_entropy((hidden @ weight.T).float(), labels, reduction="sum")),
@@ -69,13 +64,10 @@ def main(arguments: list[str] | None = None) -> None:
         for precision in ("float32", "bfloat16"):
             runs = contestants(tokens, vocabulary, width, precision)
             check(runs, precision)
-            figures = race(runs, most=3 if given.quick else 7)
-            figures = {name: replace(one, memory=allocated(runs[name])) for name, one in figures.items()}
+            figures = with_allocated(race(runs, most=3 if given.quick else 7), runs)
             case = {"tokens": tokens, "vocabulary": vocabulary, "width": width, "precision": precision}
             case |= {"logits_mib": tokens * vocabulary * 4 / 2**20}
-            rows.append(row(case, figures, "whole"))
-            show(rows[-1])
-            write("loss_layer", rows, given.out)
+            keep(row(case, figures, "whole"), rows, "loss_layer", given.out)
 
 
 if __name__ == "__main__":

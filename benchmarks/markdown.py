@@ -1,7 +1,5 @@
 """Parts of docs/benchmarks.md: tables that show some rows and link to the rest, paragraphs, verdicts on aims."""
 
-from __future__ import annotations
-
 import csv
 import io
 import textwrap

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.timing import Contestants, device, on_gpu, parser, prepared, race, row, show, write
+from benchmarks.timing import Contestants, device, keep, on_gpu, parser, prepared, race, row
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
 from regard.attention.positions import pseudo_logits
@@ -196,9 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
                 check(of)
             figures = race(contestants(of), most=3 if given.quick else 9)
             case = {"attention": name, "form": spec.resolved, "batch": batch, "length": length}
-            rows.append(row(case, figures, "sdpa"))
-            show(rows[-1])
-            write("operators", rows, given.out)
+            keep(row(case, figures, "sdpa"), rows, "operators", given.out)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ positions a process of its own: seconds to add the samples and to make the table
     python -m benchmarks.result_table [--quick] [--out FILE]     about a minute on one core
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import resource

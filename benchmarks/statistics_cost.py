@@ -8,15 +8,13 @@ a billion parameters (16 layers of 32 heads) comes first, in bfloat16, all stati
     python -m benchmarks.statistics_cost [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import regard
-from benchmarks.timing import device, on_gpu, parser, prepared, race, row, show, write
+from benchmarks.timing import device, keep, on_gpu, parser, prepared, race, row
 from benchmarks.whole_model import Case
 from regard.hooks.caches import cache_name
 from regard.statistics import ALL
@@ -81,9 +79,12 @@ def main(arguments: list[str] | None = None) -> None:
 
     def add(model: str, batch: int, length: int, work: str, runs: dict[str, Callable[[], object]]) -> None:
         figures = race(runs, least=2, most=3 if given.quick else 11, budget=20)
-        rows.append(row({"model": model, "batch": batch, "length": length, "work": work}, figures, "plain"))
-        show(rows[-1])
-        write("statistics_cost", rows, given.out)
+        keep(
+            row({"model": model, "batch": batch, "length": length, "work": work}, figures, "plain"),
+            rows,
+            "statistics_cost",
+            given.out,
+        )
 
     torch.manual_seed(0)
     for batch, length in QUICK if given.quick else GPU_CASES if on_gpu() else ():

@@ -3,8 +3,6 @@
 python -m benchmarks.tables [--check]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -3,8 +3,6 @@
 On a CPU memory is what is resident, on a GPU what PyTorch allocates there, and the clock waits for the GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import datetime
@@ -14,8 +12,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,16 +104,38 @@ def race(contestants: Contestants, *, least: int = 3, most: int = 15, budget: fl
             taken[name].append(clock() - start)
     gc.collect()
     memory = {name: extra_memory(run) for name, run in contestants.items()}
-    return {
-        name: Figures(
-            seconds=statistics.median(times),
-            fastest=min(times),
-            slowest=max(times),
-            runs=len(times),
-            memory=memory[name],
-        )
-        for name, times in taken.items()
-    }
+    return {name: summarize(times, memory[name]) for name, times in taken.items()}
+
+
+def summarize(times: list[float], memory: float | None = None) -> Figures:
+    """The figures of a contestant that took these times."""
+    slowest, median = max(times), statistics.median(times)
+    return Figures(seconds=median, fastest=min(times), slowest=slowest, runs=len(times), memory=memory)
+
+
+def race_in_rounds(contestants: Mapping[str, Callable[[], list[float]]], rounds: int) -> dict[str, Figures]:
+    """The figures, without memory, of contestants that take their own times, one after another and again."""
+    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, take in contestants.items():
+            taken[name] += take()
+    return {name: summarize(times) for name, times in taken.items()}
+
+
+def with_allocated(figures: Mapping[str, Figures], contestants: Contestants) -> dict[str, Figures]:
+    """The figures with what PyTorch allocates as their memory."""
+    return {name: replace(one, memory=allocated(contestants[name])) for name, one in figures.items()}
+
+
+def with_gradients(form: Callable[[], torch.Tensor], of: Sequence[torch.Tensor]) -> Callable[[], list[torch.Tensor]]:
+    """A loss forward and backward: the run gives it and its gradients."""
+
+    def both() -> list[torch.Tensor]:
+        with torch.enable_grad():
+            loss = form()
+            return [loss.detach(), *torch.autograd.grad(loss, of, allow_unused=True)]
+
+    return both
 
 
 def extra_memory(run: Callable[[], object]) -> float | None:
@@ -212,6 +232,13 @@ def show(line: Mapping[str, Any]) -> None:
         spread = f"{one['fastest'] * 1e3:.1f}–{one['slowest'] * 1e3:.1f}"
         parts.append(f"{name} ×{one['time_ratio']:.2f} ({one['seconds'] * 1e3:.1f} ms, {spread}){memory}")
     print(f"{case}\n    " + "\n    ".join(parts), flush=True)
+
+
+def keep(line: dict[str, Any], rows: list[dict[str, Any]], name: str, out: Path | None) -> None:
+    """Add a line to a result, print it, and write all so far."""
+    rows.append(line)
+    show(line)
+    write(name, rows, out)
 
 
 def write(name: str, rows: list[dict[str, Any]], out: Path | None) -> None:

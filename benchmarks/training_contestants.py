@@ -3,8 +3,6 @@
 Each is a function of size, length and setting that gives a `Take`; all have the shape of a Llama with tied embeddings.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Mapping
@@ -16,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.timing import clock, device, on_gpu
 from regard.attention.spec import AttentionSpec
@@ -177,37 +175,40 @@ class _Ticks(TrainerCallback):
         self.ticks.append(clock())
 
 
+def in_trainer(model: Any, rows: list[dict[str, Any]], collator: Any = None, **options: Any) -> list[float]:
+    """Train under the Trainer, which logs and saves nothing; when each step was over."""
+    ticks = _Ticks()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            optim="adamw_torch_fused",
+            use_cpu=not on_gpu(),
+            save_strategy="no",
+            logging_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            **options,
+        )
+        try:
+            made = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=[ticks])
+            made.remove_callback(PrinterCallback)
+            made.train()
+        finally:  # its precision is one for the process
+            AcceleratorState._reset_state(reset_partial_state=True)
+    return ticks.ticks
+
+
 def trainer(size: Size, length: int, setting: Setting) -> Take:
-    """Llama under the Trainer, which logs and saves nothing."""
+    """Llama under the Trainer."""
     model, rows = llama_of(size), rows_of(size, length)
     samples = [{name: value[number].cpu() for name, value in rows.items()} for number in range(TOKENS // length)]
+    options: dict[str, Any] = {"per_device_train_batch_size": len(samples), "learning_rate": RATE}
+    options |= {"lr_scheduler_type": "constant", "weight_decay": 0.1, "adam_beta2": 0.95}
+    options |= {"bf16": setting.precision == "bfloat16", "torch_compile": setting.compiled}
 
     def take(steps: int) -> list[float]:
-        ticks = _Ticks()
-        with tempfile.TemporaryDirectory() as folder:
-            options = TrainingArguments(
-                output_dir=folder,
-                max_steps=steps + 1,
-                per_device_train_batch_size=len(samples),
-                learning_rate=RATE,
-                lr_scheduler_type="constant",
-                optim="adamw_torch_fused",
-                weight_decay=0.1,
-                adam_beta2=0.95,
-                bf16=setting.precision == "bfloat16",
-                torch_compile=setting.compiled,
-                use_cpu=not on_gpu(),
-                save_strategy="no",
-                logging_strategy="no",
-                report_to="none",
-                disable_tqdm=True,
-                dataloader_pin_memory=False,
-            )
-            try:
-                Trainer(model=model, args=options, train_dataset=samples, callbacks=[ticks]).train()
-            finally:  # its precision is one for the process
-                AcceleratorState._reset_state(reset_partial_state=True)
-        return _apart(ticks.ticks)
+        return _apart(in_trainer(model, samples, max_steps=steps + 1, **options))
 
     return take
 

@@ -1,7 +1,5 @@
 """Sections of docs/benchmarks.md on training: attention operations, a step, the loss layer."""
 
-from __future__ import annotations
-
 from benchmarks.markdown import (
     ResultTable,
     Row,

@@ -16,20 +16,19 @@ forgets what it compiled, so that nothing is compiled for several lengths, as no
                                        [--threads N] [--out FILE]     40 minutes on one core without the attentions
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import itertools
-import statistics
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
-from benchmarks.timing import Figures, allocated, parser, prepared, row, show, write
+from benchmarks.timing import Figures, allocated, keep, parser, prepared, race_in_rounds, row
 from benchmarks.training_contestants import PEERS, SIZES, Setting, Size, Take, llama_of, regard, regard_of, rows_of
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 
@@ -47,17 +46,7 @@ OPERATIONS = {name: spec for name, spec in (ATTENTIONS | MORE).items() if name !
 
 def race(contestants: Mapping[str, Take], *, rounds: int, steps: int) -> dict[str, Figures]:
     """The figures of each, some steps of each in turn; memory is not among them."""
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(rounds):
-        for name, take in contestants.items():
-            taken[name] += take(steps)
-    return {name: _figures(times) for name, times in taken.items()}
-
-
-def _figures(times: list[float], memory: float | None = None) -> Figures:
-    return Figures(
-        seconds=statistics.median(times), fastest=min(times), slowest=max(times), runs=len(times), memory=memory
-    )
+    return race_in_rounds({name: partial(take, steps) for name, take in contestants.items()}, rounds)
 
 
 def memory(size: Size, length: int, setting: Setting, spec: AttentionSpec | str) -> float:
@@ -89,12 +78,8 @@ def attentions(
             "regard": memory(size, length, setting, spec),
             "materialised": memory(size, length, setting, whole),
         }
-        yield name, spec, {one: _with_memory(figures[one], held[one]) for one in figures}
+        yield name, spec, {one: replace(figures[one], memory=held[one]) for one in figures}
         gc.collect()
-
-
-def _with_memory(figures: Figures, held: float) -> Figures:
-    return Figures(**{**vars(figures), "memory": held})
 
 
 def check() -> None:
@@ -147,9 +132,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows: list[dict[str, Any]] = []
     for name, length in itertools.product(sizes, lengths):
         for line in rows_of_size(given, name, length, often):
-            rows.append(line)
-            show(line)
-            write("training_step", rows, given.out)
+            keep(line, rows, "training_step", given.out)
 
 
 if __name__ == "__main__":

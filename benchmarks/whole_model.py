@@ -10,8 +10,6 @@ need not hold all matrices. Peers that are not installed are left out, and so is
     python -m benchmarks.whole_model [--quick] [--full] [--threads N] [--out FILE]     about 10 minutes on one core
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import tempfile
@@ -25,7 +23,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 import regard
-from benchmarks.timing import device, on_gpu, parser, prepared, race, row, show, write
+from benchmarks.timing import device, keep, on_gpu, parser, prepared, race, row
 from regard.statistics import STATISTICS, ColumnMass, FirstMass, SinkDeviation
 
 LAYERS, HEADS, FIRST = 12, 12, 4
@@ -231,9 +229,9 @@ def main(arguments: list[str] | None = None) -> None:
             with device():
                 case = Case(kind, batch, length, size="small" if given.quick else "base")
             figures = race(case.contestants(), least=2, most=3 if given.quick else 9, budget=15)
-            rows.append(row({"model": kind, "batch": batch, "length": length}, figures, "plain"))
-            show(rows[-1])
-            write("whole_model", rows, given.out)
+            keep(
+                row({"model": kind, "batch": batch, "length": length}, figures, "plain"), rows, "whole_model", given.out
+            )
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ Finished steps are kept: after an interruption the same command goes on. FILE is
 steps, as {"pretrain": ["--max-steps", "100"]}.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

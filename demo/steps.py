@@ -1,7 +1,5 @@
 """The steps of the tour: the texts they read, and their command lines."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

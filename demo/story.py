@@ -1,7 +1,5 @@
 """The page of the tour: four papers, what each measured, and what came out here."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ it does with the estimated hours, those that the stored results took (on one cor
 runs are kept in `--work` and not made again: after an interruption, give the same command.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

@@ -12,8 +12,6 @@ was left out, and the page says so. With --check nothing is written; the exit co
 date.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

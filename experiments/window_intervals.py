@@ -9,8 +9,6 @@ value of all windows; they should hold it in 95 %.
 Three minutes a text on a core.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 from collections.abc import Iterator

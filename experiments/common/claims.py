@@ -4,8 +4,6 @@ A judge gives the parts of a claim: True, False or None (undecided). A part abou
 interval over runs. `verdict` turns the parts into one of `VERDICTS`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

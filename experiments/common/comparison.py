@@ -1,7 +1,5 @@
 """Rows of an experiment in continual learning: means over their runs, and paired differences between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Runs of methods of continual learning on streams, a file each: what it holds, its place, and the table of all."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """What a paper brings to the pages: its claims, its tables, and the page made from both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path

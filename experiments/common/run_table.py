@@ -1,7 +1,5 @@
 """An experiment that stores one table, with a line a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

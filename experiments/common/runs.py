@@ -1,7 +1,5 @@
 """Runs of the experiments in continual learning: making them, reading them, and the tables made from them."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

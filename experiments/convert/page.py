@@ -1,7 +1,5 @@
 """Tables and text of docs/conversions.md, from docs/results/conversions-runs.csv."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -7,8 +7,6 @@ then that of the model at the chosen rate of the layers, then the seeds and the 
 in `--work` and not made again; all take an hour on one core.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The hosts: one class for each model type of Transformers, in kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Compare one host's own eager attention with what Regard computes and measures of it."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Inputs that a model of unknown type may take, likely ones first."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

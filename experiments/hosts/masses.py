@@ -1,7 +1,5 @@
 """Compare the mean weight of every key with that of the weights that a host returns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The page of the hosts, made from their rows."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -5,8 +5,6 @@
 Hosts that have a row are left out, unless they are named, or their state is. The page is made by the last step.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import logging

@@ -1,7 +1,5 @@
 """Tiny models of any type: its default config, shrunk field by field."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import re

@@ -1,7 +1,5 @@
 """Inputs by the names of the arguments that a model's forward has."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

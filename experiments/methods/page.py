@@ -1,7 +1,5 @@
 """Table and text of docs/methods.md, from docs/results/methods-runs.csv."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -12,8 +12,6 @@ t, paired by seed) of its AP among the classes of all tasks (CIL) minus that of 
 its AP with the task known (TIL) is at most 2 points below. `replay` stands beside them and decides nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from argparse import Namespace

@@ -11,8 +11,6 @@ model with the length's own averages. About 2 minutes on one core. Expected: a c
 averages than these are to the untouched model, so that one set of constants serves all lengths.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

@@ -11,8 +11,6 @@ beats the orders by layer; averages of another task serve as well. What came of 
 tables that this leaves.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

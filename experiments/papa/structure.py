@@ -11,8 +11,6 @@ norm and loses the neighbourhood; on SST-2 at this scale averages score no more 
 apart. What the forms cost in time is measured by benchmarks/structured_constants.py.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

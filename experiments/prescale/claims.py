@@ -1,7 +1,5 @@
 """Claims of pre-scaling (Bai et al. 2024, arXiv 2410.05648), judged stream by stream."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from experiments.common.claims import (

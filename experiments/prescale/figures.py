@@ -21,15 +21,13 @@ from rich.console import Console
 
 from experiments.common.figures import color_ramp, label_axes, new_figure
 from experiments.common.parts import RESULTS, Figure
-from experiments.prescale.run import DIAGNOSED, EVALUATED, ROWS, SEEDS, TRAIN, budget
+from experiments.prescale.run import SEEDS, begin, read_inputs
 from experiments.prescale.tables import WHEN, Tables
 from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
-from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
-from regard.continual.run import make_learner, run_stream
+from regard.continual.run import run_stream
 from regard.continual.training_phase import ExampleRef
-from regard.data.streams import read_stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
 from regard.models.pretrained import Loaded, load
@@ -71,17 +69,11 @@ def figure_data(loaded: Loaded, seed: int = SEEDS[0]) -> dict[str, Any]:
 
 def run_row(row: str, loaded: Loaded, seed: int) -> tuple[Learner, list[dict[str, Any]]]:
     """Run a row; return its learner and the mean sink degrees by layer before and after a task."""
-    name, settings = ROWS[row]
-    kind = method_named(name)
-    stream = read_stream(STREAM, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
-    method = kind(kind.Config.parse(settings))
-    learner = make_learner(stream, method, loaded, budget(STREAM), seed=seed)
-    common = common_tokens(loaded.tokenizer)
+    (learner, method), common = begin(STREAM, row, seed, loaded), common_tokens(loaded.tokenizer)
 
     def measure_degrees(learner: Learner, task: int) -> list[dict[str, Any]]:
-        batches = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
-        inputs = [{name: value for name, value in batch.items() if name in INPUTS} for batch in batches]
-        degrees = diagnose(learner.network.classifier.encoder, inputs, common=common, statistics=("sink_degree",))
+        inputs, statistics = read_inputs(learner, task), ("sink_degree",)
+        degrees = diagnose(learner.network.classifier.encoder, inputs, common=common, statistics=statistics)
         by_layer = degrees[degrees["statistic"] == "sink_degree"].dropna(subset="layer")
         return [{"layer": int(line["layer"]), "value": float(line["value"])} for line in by_layer.to_dict("records")]
 

@@ -1,7 +1,5 @@
 """Tables and text of docs/prescaling.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -15,8 +15,6 @@ if all of D is below 1; else it *cannot be told*. A stream where probing reaches
 decides nothing.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from argparse import Namespace

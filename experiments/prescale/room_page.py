@@ -1,7 +1,5 @@
 """Tables and text of docs/room.md, from docs/results/room-runs.csv."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -9,8 +9,6 @@ paper's, so that a run takes one to three minutes on one core, and a stream with
 the rows of the paper's own methods about one. Finished runs are kept in `--work` and never made twice.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from argparse import Namespace
@@ -22,6 +20,7 @@ from typing import Any
 from experiments.common.runs import Case, file_name, make_missing, origin
 from regard.continual.diagnostics import diagnose
 from regard.continual.learner import Learner
+from regard.continual.method import Method
 from regard.continual.methods import method_named
 from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
@@ -72,20 +71,29 @@ def budget(stream: str) -> TrainingBudget:
     )
 
 
-def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> dict[str, Any]:
-    """Run a row and return the content of its file."""
-    start = time.perf_counter()
+def begin(stream: str, row: str, seed: int, loaded: Loaded, data: str | None = None) -> tuple[Learner, Method]:
+    """Return what runs a row on a stream, and its method."""
     name, settings = ROWS[row]
     method_class = method_named(name)
     method = method_class(method_class.Config.parse(settings))
     tasks = read_stream(stream, data, samples_per_class=TRAIN, max_eval_samples=EVALUATED, order="random", seed=seed)
-    learner = make_learner(tasks, method, loaded, budget(stream), seed=seed)
-    common = common_tokens(loaded.tokenizer)
+    return make_learner(tasks, method, loaded, budget(stream), seed=seed), method
+
+
+def read_inputs(learner: Learner, task: int) -> list[dict[str, Any]]:
+    """Return what an encoder reads of the rows of a task that are diagnosed."""
+    batches = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
+    return [{name: value for name, value in batch.items() if name in INPUTS} for batch in batches]
+
+
+def make_run(stream: str, row: str, seed: int, loaded: Loaded, data: str | None) -> dict[str, Any]:
+    """Run a row and return the content of its file."""
+    start = time.perf_counter()
+    learner, method = begin(stream, row, seed, loaded, data)
+    tasks, common = learner.stream, common_tokens(loaded.tokenizer)
 
     def diagnose_task(learner: Learner, task: int) -> list[dict[str, Any]]:
-        rows = learner.iterate_batches(learner.items(task)[:DIAGNOSED], size=DIAGNOSED)
-        batches = [{name: value for name, value in batch.items() if name in INPUTS} for batch in rows]
-        table = diagnose(learner.network.classifier.encoder, batches, common=common)
+        table = diagnose(learner.network.classifier.encoder, read_inputs(learner, task), common=common)
         return [dict(one) for one in json.loads(table.to_json(orient="records"))]
 
     run = run_stream(learner, method, diagnose=diagnose_task if row in LOOKED_AT else None)

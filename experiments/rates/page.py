@@ -1,7 +1,5 @@
 """Table and text of docs/rates.md, from docs/results/rates-runs.csv."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

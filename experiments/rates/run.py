@@ -7,8 +7,6 @@ epochs) but 48 tokens a text, no diagnostics. Finished runs are kept in `--work`
 again; all take an hour on one core.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -15,8 +15,6 @@ own weight minus that of the present router, paired by seed, is above 0. A strea
 Everything is float64 and written out; the routers of the package are tested against their own definitions.
 """
 
-from __future__ import annotations
-
 import math
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence

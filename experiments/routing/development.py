@@ -6,8 +6,6 @@ sentences of the articles, which differ in form rather than in matter. No task h
 text but a line of documentation that `concurrent` and `asyncio` share.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import io
@@ -17,12 +15,18 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
 
-from experiments.routing.streams import PASSAGE_WORDS, PASSAGES, STDLIB_TASKS, assemble, make_task, shuffle
+from experiments.routing.streams import (
+    PASSAGE_WORDS,
+    STDLIB_TASKS,
+    assemble,
+    make_task,
+    read_passages,
+    read_sorts,
+    shuffle,
+)
 from experiments.sapt.run import EVALUATED, TRAIN
 from regard.data import tables
-from regard.data.conll import read_conll
 from regard.data.dataset_files import read_documentation
 from regard.data.rows import FREE_ANSWER, RawTask
 from regard.data.stream import Stream
@@ -47,8 +51,8 @@ DOCUMENTED = {
 SOURCES = {"data": ("csv", "pickle", "plistlib", "zipimport"), "text": ("difflib", "textwrap", "gettext", "locale")}
 """Modules whose source files are read, by class."""
 BOOKS = {
-    "novels_valid": (("SPRINGHAVEN:", "Springhaven"), ("LORNA DOONE,", "Lorna Doone")),
-    "novels_train": (("INNOCENT", "Innocent"), ("THE COUNTESS", "The Countess of Albany")),
+    "novels_valid": {"SPRINGHAVEN:": "Springhaven", "LORNA DOONE,": "Lorna Doone"},
+    "novels_train": {"INNOCENT": "Innocent", "THE COUNTESS": "The Countess of Albany"},
 }
 """First lines of novels in no stream, and their names."""
 
@@ -56,7 +60,9 @@ BOOKS = {
 def read_development(seed: int, data: str) -> Stream:
     """Read the tasks, in an order drawn by the seed."""
     raw = [*_read_documents(), *_read_sources(), *_read_articles(data), _read_names(data)]
-    raw += [_read_books(data, number, file) for number, file in enumerate(BOOKS, 1)]
+    raw += [
+        read_passages(data, file, names, f"books {number}") for number, (file, names) in enumerate(BOOKS.items(), 1)
+    ]
     stdlib = read_stream("stdlib-split", samples_per_class=TRAIN // 2, max_eval_samples=EVALUATED, seed=seed)
     return shuffle("development", (*assemble("development", raw, seed).tasks, *stdlib.tasks[STDLIB_TASKS:]), seed)
 
@@ -153,23 +159,5 @@ def _scramble(paragraphs: Sequence[str]) -> Iterator[tuple[tuple[str, ...], str]
 
 def _read_names(data: str) -> RawTask:
     """Read whether a sentence of CoNLL-2003 has names of several sorts, or none."""
-    splits: list[list[tuple[tuple[str, ...], str]]] = []
-    for file in ("train.txt.gz", "test.txt.gz"):
-        pairs: list[Any] = []
-        for row in read_conll(Path(data) / "conll2003" / file, "ner").rows:
-            sorts = {tag.partition("-")[2] for tag in row.label or () if tag != "O"}
-            if len(row.texts) >= 5 and len(sorts) != 1:
-                pairs.append(((" ".join(row.texts),), "several" if sorts else "none"))
-        splits.append(pairs)
-    return make_task("names", splits[0], splits[1])
-
-
-def _read_books(data: str, number: int, file: str) -> RawTask:
-    lines = [line.strip() for line in tables.read_text_lines(Path(data) / "lm_text" / f"{file}.txt.gz")]
-    pairs: list[tuple[tuple[str, ...], str]] = []
-    for heading, name in BOOKS[file]:
-        start = lines.index(heading) + 1
-        words = " ".join(lines[start : start + 30 * PASSAGES]).split()[: PASSAGE_WORDS * PASSAGES]
-        passages = (" ".join(words[first : first + PASSAGE_WORDS]) for first in range(0, len(words), PASSAGE_WORDS))
-        pairs += [((passage,), name) for passage in passages]
-    return make_task(f"books {number}", pairs)
+    several = {False: "none", True: "several"}
+    return read_sorts(data, "names", lambda sorts: None if len(sorts) == 1 else several[len(sorts) > 1])

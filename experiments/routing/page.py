@@ -1,7 +1,5 @@
 """Tables and text of docs/routing.md."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

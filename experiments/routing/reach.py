@@ -1,7 +1,5 @@
 """Whether the own weights that docs/routing.md aims at are within reach: the rule of `experiments.routing.ceiling`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from experiments.common.claims import UNDECIDED, at_least, format_interval

@@ -9,8 +9,6 @@ what the training of the adapters adds to that, or spoils, is left out. A seed t
 them for the learnt routers of fifty tasks.
 """
 
-from __future__ import annotations
-
 import functools
 import time
 from argparse import Namespace

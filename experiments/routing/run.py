@@ -9,8 +9,6 @@ test rows a task, rank 8, 4 epochs in batches of 16 at 2e-3), but 32 tokens a te
 A run takes four to eight minutes on one core. Finished runs are kept in `--work` and not made again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

@@ -9,8 +9,6 @@ scored after each task. 0 is the paper's pseudo-inverse; the default, .1, was pi
 brings less than two points on any stream. Ten minutes on one core.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

@@ -5,8 +5,6 @@ DBpedia, CoNLL-2003, emotions, novels, speeches), in an order drawn by the seed.
 to text, for a decoder. `fifty`: fifty tasks for routers alone, of which some have no labels.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -233,15 +231,18 @@ def _read_dbpedia(data: str, sizes: Sequence[int]) -> list[RawTask]:
 
 def _read_entities(data: str) -> RawTask:
     """Read which sort of name is in a sentence of CoNLL-2003 that has names of one sort."""
+    return read_sorts(data, "entities", lambda sorts: ENTITIES.get(next(iter(sorts))) if len(sorts) == 1 else None)
+
+
+def read_sorts(data: str, name: str, label_of: Callable[[set[str]], str | None]) -> RawTask:
+    """Read sentences of CoNLL-2003, labelled by the sorts of names in them; those without a label are left out."""
     splits: list[list[tuple[tuple[str, ...], str]]] = []
     for file in ("train.txt.gz", "test.txt.gz"):
-        pairs: list[tuple[tuple[str, ...], str]] = []
-        for row in read_conll(Path(data) / "conll2003" / file, "ner").rows:
-            sorts = {tag.partition("-")[2] for tag in row.label or () if tag != "O"}
-            if len(row.texts) >= 5 and len(sorts) == 1 and sorts <= set(ENTITIES):
-                pairs.append(((" ".join(row.texts),), ENTITIES[sorts.pop()]))
-        splits.append(pairs)
-    return make_task("entities", splits[0], splits[1])
+        rows = [row for row in read_conll(Path(data) / "conll2003" / file, "ner").rows if len(row.texts) >= 5]
+        sorts = ({tag.partition("-")[2] for tag in row.label or () if tag != "O"} for row in rows)
+        labelled = zip(rows, map(label_of, sorts), strict=True)
+        splits.append([((" ".join(row.texts),), label) for row, label in labelled if label is not None])
+    return make_task(name, splits[0], splits[1])
 
 
 def _read_emotions(data: str) -> RawTask:
@@ -269,15 +270,21 @@ def _read_reviews(data: str) -> RawTask:
 
 
 def _read_novels(data: str, number: int) -> RawTask:
-    """Read passages of four novels, from where each begins; the class is the novel."""
-    lines = [line.strip() for line in tables.read_text_lines(Path(data) / "lm_text" / "novels_train.txt.gz")]
+    """Read passages of four novels; the class is the novel."""
+    novels = {heading: heading.strip('_".;').title() for heading in NOVELS[number]}
+    return read_passages(data, "novels_train", novels, f"novels {number + 1}")
+
+
+def read_passages(data: str, file: str, names: Mapping[str, str], task: str) -> RawTask:
+    """Read passages of books from where each begins: `names` by their first lines, which are the classes."""
+    lines = [line.strip() for line in tables.read_text_lines(Path(data) / "lm_text" / f"{file}.txt.gz")]
     pairs: list[tuple[tuple[str, ...], str]] = []
-    for heading in NOVELS[number]:
+    for heading, name in names.items():
         start = lines.index(heading) + 1
         words = " ".join(lines[start : start + 30 * PASSAGES]).split()[: PASSAGE_WORDS * PASSAGES]
         passages = (" ".join(words[first : first + PASSAGE_WORDS]) for first in range(0, len(words), PASSAGE_WORDS))
-        pairs += [((passage,), heading.strip('_".;').title()) for passage in passages]
-    return make_task(f"novels {number + 1}", pairs)
+        pairs += [((passage,), name) for passage in passages]
+    return make_task(task, pairs)
 
 
 def _read_speeches(data: str, number: int) -> RawTask:

@@ -7,8 +7,6 @@ see the functions of `ANALYSES`. The settings are those of `experiments.sapt.run
 Finished cases are kept in `--work` and not run again; `python -m experiments.pages sapt --work DIR` gathers them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from argparse import Namespace
 from collections import Counter

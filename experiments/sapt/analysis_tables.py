@@ -1,7 +1,5 @@
 """Tables of the further analyses of SAPT (`experiments.sapt.analyses`)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Claims of SAPT (arXiv 2401.08295), and those asked here, judged over all runs (a seed with an order)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A small decoder, pre-trained on Python's documentation, that generates the answers of tasks."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Numbers of a run in an analysis of SAPT, each with the name of its measure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

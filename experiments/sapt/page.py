@@ -1,7 +1,5 @@
 """Tables and text of docs/sapt.md."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

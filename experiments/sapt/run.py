@@ -10,8 +10,6 @@ to five minutes on one core: `sapt`, `joint`, `separate` and the plain baselines
 all rows twice that. Finished runs are kept in `--work` and not made again.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from argparse import Namespace

@@ -1,7 +1,5 @@
 """Table and text of docs/sides.md, from docs/results/sides-runs.csv."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

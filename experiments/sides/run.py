@@ -11,8 +11,6 @@ if its mean AP, over methods and seeds, is at most one point below that of each 
 the side with the highest mean.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import time

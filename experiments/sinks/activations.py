@@ -6,9 +6,6 @@ DIR has the runs of `experiments.sinks.run`. Each model reads the held-out seque
 Heads whose first token is a sink are told from the others. Nothing is trained. Seconds a model on one core.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,17 +14,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard
-from experiments.sinks.models import load_run
-from experiments.sinks.run import FOLDER
+from experiments.sinks.models import load_run, measure_models
 from experiments.sinks.tables import ACTIVATIONS, SINK, SINKING, SINKLESS
-from regard.errors import UserError
 
 ROWS = ("softmax", "sigmoid")
-SEEDS = 3
 RATIOS = ("key_norm", "value_norm", "qk_norm")
 """Statistics of positions whose first is divided by the mean of the others."""
 STATISTICS = ("sink_rate", *RATIOS, "qk_cosine")
@@ -76,27 +69,18 @@ def average_heads(heads: pd.DataFrame) -> Iterator[dict[str, Any]]:
         yield {"sink_rate": rate, "heads": name, "count": len(some)} | some.drop(columns="sink_rate").mean().to_dict()
 
 
+def _measure(work: Path, row: str, seed: int) -> Iterator[dict[str, Any]]:
+    for line in average_heads(measure_model(work, row, seed)):
+        yield {"row": row, "seed": seed, **line}
+
+
+def _save(lines: list[dict[str, Any]], folder: Path) -> None:
+    pd.DataFrame(lines, columns=list(COLUMNS)).to_csv(folder / ACTIVATIONS, index=False, float_format="%.6g")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure all models and write the table. Return 0, or 2 for invalid input."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    options = parser.parse_args(arguments)
-    try:
-        lines = [
-            {"row": row, "seed": seed, **line}
-            for row in options.rows.split(",")
-            for seed in range(options.seeds)
-            for line in average_heads(measure_model(options.work, row, seed))
-        ]
-    except UserError as error:
-        Console(stderr=True).print(str(error), highlight=False, soft_wrap=True)
-        return 2
-    options.out.mkdir(parents=True, exist_ok=True)
-    pd.DataFrame(lines, columns=list(COLUMNS)).to_csv(options.out / ACTIVATIONS, index=False, float_format="%.6g")
-    return 0
+    return measure_models(__doc__, arguments, ROWS, _measure, _save)
 
 
 if __name__ == "__main__":

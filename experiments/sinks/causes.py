@@ -7,9 +7,6 @@ away: all but the last eight keys, or the last seven and the first (StreamingLLM
 whose output is small (dormant heads), or as many others. Nothing is trained. Seconds a model on one core.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,18 +16,15 @@ from typing import Any
 
 import pandas as pd
 import torch
-from rich.console import Console
 from torch import Tensor
 
 import regard.models
-from experiments.sinks.models import load_run
-from experiments.sinks.run import FOLDER
+from experiments.sinks.models import load_run, measure_models
 from regard.constants import Head
-from regard.errors import UserError
 
 ROWS = ("softmax", "first token free", "weight decay 0.1", "QK-norm")
 """Softmax with a sink, and without: no fixed token, less weight decay, normalized queries and keys."""
-SEEDS, SEQUENCES, KEYS = 3, 1000, 8
+SEQUENCES, KEYS = 1000, 8
 """Held-out sequences, half to find dormant heads and half to score; keys that a window leaves."""
 OTHER, DORMANT, DRAWS = 4, 0.5, 5
 """The other token that is hidden; the output norm below which a head is dormant, times the mean of its layer; draws of
@@ -97,30 +91,23 @@ def score(work: Path, row: str, seed: int) -> Iterator[dict[str, Any]]:
         yield line | {"sink_rate": result.final["sink_rate"], "loss": loss(model, ids[1::2], state)}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Score all models and write the table. Return 0, or 2 for invalid input."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--rows", default=",".join(ROWS))
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--out", type=Path, default=FOLDER)
-    options = parser.parse_args(arguments)
-    lines: list[dict[str, Any]] = []
-    try:
-        for row in options.rows.split(","):
-            for seed in range(options.seeds):
-                lines += score(options.work, row, seed)
-                print(row, seed, f"{lines[-1]['loss']:.3f}", flush=True)
-    except UserError as error:
-        Console(stderr=True).print(str(error), highlight=False, soft_wrap=True)
-        return 2
+def _measure(work: Path, row: str, seed: int) -> list[dict[str, Any]]:
+    lines = list(score(work, row, seed))
+    print(row, seed, f"{lines[-1]['loss']:.3f}", flush=True)
+    return lines
+
+
+def _save(lines: list[dict[str, Any]], folder: Path) -> None:
     table = pd.DataFrame(lines, columns=list(COLUMNS))
     table = table.groupby(list(COLUMNS[:3]), sort=False, as_index=False).mean()
-    options.out.mkdir(parents=True, exist_ok=True)
-    table.to_csv(options.out / TABLE, index=False, float_format="%.6g")
+    table.to_csv(folder / TABLE, index=False, float_format="%.6g")
     record = {"sequences": SEQUENCES, "keys": KEYS, "dormant": DORMANT, "draws": DRAWS, "versions": _versions()}
-    (options.out / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    return 0
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Score all models and write the table. Return 0, or 2 for invalid input."""
+    return measure_models(__doc__, arguments, ROWS, _measure, _save)
 
 
 def _versions() -> dict[str, str]:

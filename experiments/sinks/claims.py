@@ -3,8 +3,6 @@
 A part about a sink is decided where all seeds agree, two or more; a part about a difference as in `common.claims`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

@@ -9,8 +9,6 @@ minute on one core; all rows with three seeds about an hour on two. Finished run
 twice. TEXT is a file of prose; the tables were made with 21 MB of novels.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -10,8 +10,6 @@ Rule, fixed before the runs: the least number of steps of a task is the smallest
 classes of all tasks (CIL), over both methods and both numbers of rows, is within 3 points of the best of them.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """What a finished run knew after its last task, put into a run over more tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

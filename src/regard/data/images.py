@@ -1,7 +1,5 @@
 """Images to measure a model on."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from pathlib import Path

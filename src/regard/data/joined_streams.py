@@ -1,7 +1,5 @@
 """Streams one behind the other, as a model meets them that learns on."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any

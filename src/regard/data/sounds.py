@@ -1,7 +1,5 @@
 """Sounds to measure a model on."""
 
-from __future__ import annotations
-
 import math
 import wave
 from collections.abc import Mapping, Sequence

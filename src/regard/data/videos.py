@@ -1,7 +1,5 @@
 """Videos to measure a model on: folders of frames, and animations."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

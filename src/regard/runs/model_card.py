@@ -1,7 +1,5 @@
 """The model card of a saved model: what it is, how others load it, what was measured."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What differs between runs of learn, replace or pretrain: their settings, and their main figures."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

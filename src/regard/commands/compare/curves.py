@@ -1,7 +1,5 @@
 """What several runs of a command gave step by step, task by task or fraction by fraction, over each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The card of a model that a run of `regard convert` saved."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversion of a language model: replace its attention, match it layer by layer, train it end to end."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

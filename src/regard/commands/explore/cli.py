@@ -1,7 +1,5 @@
 """`regard explore`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

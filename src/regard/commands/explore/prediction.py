@@ -1,7 +1,5 @@
 """What a forward predicts, and a table that sets several forwards side by side."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The page can ask for nothing but answers: no path, name or address that it sends is opened.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import ipaddress

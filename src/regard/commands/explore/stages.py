@@ -1,7 +1,5 @@
 """What is explored: one model, or a run's network as it was after each of its tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass

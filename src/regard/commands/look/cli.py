@@ -1,7 +1,5 @@
 """`regard look`."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Several models and tasks: each pair a run of its own, one after another or at once, and one result over all."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

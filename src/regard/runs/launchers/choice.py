@@ -1,7 +1,5 @@
 """The launcher that options name."""
 
-from __future__ import annotations
-
 import os
 
 from regard.errors import UserError, check_choice
