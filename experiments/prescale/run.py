@@ -122,7 +122,7 @@ def _cases(options: Namespace) -> Iterator[Case]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Make the missing runs."""
-    lists = {"rows": ROWS, "seeds": SEEDS}
+    lists: dict[str, Any] = {"rows": ROWS, "seeds": SEEDS}
     make_missing(__doc__, arguments, _cases, work="prescale", choice=("stream", STREAMS), needs_data=False, **lists)
 
 

@@ -273,7 +273,7 @@ def _cases(options: Namespace) -> Iterator[Case]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the missing ceilings."""
-    lists = {"streams": STREAMS, "ceilings": (LINEAR, TUNED), "seeds": SEEDS}
+    lists: dict[str, Any] = {"streams": STREAMS, "ceilings": (LINEAR, TUNED), "seeds": SEEDS}
     make_missing(__doc__, arguments, _cases, work="routing", **lists)
 
 

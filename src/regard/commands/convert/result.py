@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pandas as pd
 from rich.console import RenderableType
 
-from regard.commands.convert.card import describe_conversion
 from regard.commands.convert.page import convert_page, layer_panels, ledes, loss_panels, stage_lines
 from regard.report.drawing import draw_panels
 from regard.report.terminal import summary
-from regard.runs.model_card import save_with_card
+from regard.runs.model_card import ModelCard, public_name, save_with_card
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODEL = "model"
+_STAGES = {
+    "untouched": "the original model",
+    "replaced": "with its attention replaced, no weight changed",
+    "layers": "after each layer was matched to the original one",
+    "model": "after training end to end",
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,3 +74,21 @@ class ConvertResult(RunResult):
         if self.model is not None:
             card = describe_conversion(self.model, self.stages, self.metadata)
             save_with_card(folder / MODEL, self.model, self.tokenizer, card)
+
+
+def describe_conversion(model: Any, stages: pd.DataFrame, metadata: Mapping[str, Any]) -> ModelCard:
+    """Return the card of a converted model with what each stage of its run measured."""
+    from regard.hooks.replaced_model import describe_saved
+
+    config, name = metadata["config"], public_name(metadata["model"]["name"])
+    card = describe_saved(model.config, name)
+    steps = f"{config['layer_steps']:,} steps layer by layer, {config['model_steps']:,} end to end"
+    text = ", ".join(f"`{domain['name']}`" for domain in metadata["data"]["domains"])
+    trained = f"`regard convert` put `{config['attention']}` there and trained on {text}: {steps}."
+    return replace(
+        card,
+        about=(*card.about, trained),
+        measured={f"loss, {_STAGES[row.stage]}": float(row.loss) for row in stages.itertuples()},
+        measured_on=f"Mean loss in nats a token over {int(stages['rows'].iloc[0])} held-out sequences of "
+        f"{config['length']} tokens of this text, from the run's tables.",
+    )

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import pandas as pd
 from rich.console import RenderableType
 
-from regard.commands.pretrain.card import describe_trained
 from regard.commands.pretrain.charts import last_maps, loss_panels, sink_panels
 from regard.commands.pretrain.page import pretrain_page
 from regard.commands.pretrain.words import pretrain_summary
 from regard.errors import UserError, check_choice
 from regard.report.drawing import draw_maps, draw_panels
-from regard.runs.model_card import save_with_card
+from regard.runs.model_card import ModelCard, save_with_card
 from regard.runs.result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MODEL = "model"
+_MEASURES = {
+    "valid_loss": "loss on held-out text, nats a token",
+    "sink_rate": "sink rate of the first position, %",
+    "alpha_first": "mean attention on the first position",
+    "alpha_uniform": "the same if attention were uniform",
+    "virtual_sink_rate": "sink rate of what stands beside the tokens, %",
+}
 PretrainKind = Literal["curves", "map"]
 SINKS = ("sink_rate", "sink_rate_max", "sink_position", "alpha_first", "alpha_uniform", "virtual_sink_rate")
 FINAL = ("loss", "valid_loss", *SINKS, "norm_ratio")
@@ -99,3 +105,22 @@ def make_history(history: Sequence[Mapping[str, float]]) -> pd.DataFrame:
     frame = frame.assign(**{name: float("nan") for name in FINAL if name not in frame})
     whole = {name: "int64" for name in ("step", "tokens") if name in frame}
     return frame.astype(whole)
+
+
+def describe_trained(model: Any, metadata: Mapping[str, Any]) -> ModelCard:
+    """Return the card of a decoder with what its run trained it on and measured."""
+    from regard.models.decoder_card import describe_decoder
+
+    config, watch = metadata["config"], metadata["watch"]
+    names = ", ".join(
+        f"`{domain['name']}` (a text of {domain['train_tokens']:,} tokens)" for domain in metadata["data"]["domains"]
+    )
+    steps = f"{config['max_steps']:,} steps of {config['batch_size']:,} sequences of {config['length']:,} tokens"
+    card = describe_decoder(model.config)
+    return replace(
+        card,
+        about=(*card.about, f"It was trained from scratch by `regard pretrain` on {names}: {steps}."),
+        measured={name: metadata["final"].get(key) for key, name in _MEASURES.items()},
+        measured_on=f"At the last step; sinks in {watch['samples']} held-out sequences of {watch['length']} tokens, "
+        f"threshold {watch['epsilon']}. From `results.json` of the run.",
+    )
