@@ -2,7 +2,8 @@
 
 `long`: the tasks of Long Sequence that are there, in order 3. `mixed`: twelve tasks of other files (GLUE, AG News,
 DBpedia, CoNLL-2003, emotions, novels, speeches), in an order drawn by the seed. `answers`: the tasks of `long` as text
-to text, for a decoder. `fifty`: fifty tasks for routers alone, of which some have no labels.
+to text, for a decoder. `fifty`: fifty tasks for routers alone, of which some have no labels. `classes`: fifty tasks
+with labels, for whole runs.
 """
 
 import dataclasses
@@ -74,6 +75,11 @@ FREE = (
     *("task639_multi_woz_user_utterance_generation", "task748_glucose_reverse_cause_event_detection"),
 )
 """Tasks of SuperNI that are read without labels, for routers alone."""
+LABELLED: Mapping[str, Mapping[str, str]] = {
+    "task1687_sentiment140_classification": {},
+    "task181_outcome_extraction": {"not found": "no outcome", "": "an outcome"},
+}
+"""Tasks of SuperNI with other names for their answers; that of "" is for all others."""
 IN_BOTH = ("sst2", "rte", "agnews", "dbpedia")
 """Tasks of `long` whose texts are among those of `mixed`."""
 STDLIB_TASKS, ANSWER_WORDS = 5, 40
@@ -122,18 +128,31 @@ def read_fifty(seed: int, data: str) -> Stream:
     return shuffle("fifty", (*assemble("fifty", raw, seed).tasks, *others, *stdlib.tasks[:STDLIB_TASKS]), seed)
 
 
+def read_classes(seed: int, data: str) -> Stream:
+    """Read fifty tasks with labels: those of `fifty` that have them, the larger ones in parts, and four more."""
+    raw = [*_read_glue(data), *_read_dbpedia(data, (2,) * 7), _read_entities(data)]
+    raw += [_read_labelled(data, name, answers) for name, answers in LABELLED.items()]
+    large = [_read_news(data), _read_emotions(data), *(_read_novels(data, number) for number in range(len(NOVELS)))]
+    large += [_read_speeches(data, number) for number in range(len(SPEAKERS))]
+    raw += [part for task in large for part in divide_classes(task)]
+    others = [task for task in read_long(seed, data).tasks if task.name not in IN_BOTH]
+    stdlib = read_stream("stdlib-split", samples_per_class=TRAIN // 2, max_eval_samples=EVALUATED, seed=seed)
+    return shuffle("classes", (*assemble("classes", raw, seed).tasks, *others, *stdlib.tasks), seed)
+
+
 STREAMS: Mapping[str, Callable[[int, str], Stream]] = {
     "long": read_long,
     "mixed": read_mixed,
     "instructed": read_instructed,
     "answers": read_answers,
     "fifty": read_fifty,
+    "classes": read_classes,
 }
 PLAIN = ("long", "mixed", "answers")
 """The streams of whole runs whose texts have no instructions."""
-TRAINED = (*PLAIN, "instructed")
+TRAINED = (*PLAIN, "instructed", "classes")
 """The streams of whole runs."""
-ALONE = tuple(STREAMS)
+ALONE = ("long", "mixed", "instructed", "answers", "fifty")
 """The streams of routers alone."""
 
 
@@ -195,6 +214,17 @@ def make_task(name: str, train: Pairs, test: Pairs | None = None, labels: Sequen
     return RawTask(name, names, rows, None, held_out, source=name.split()[0], has_free_answers=names == (FREE_ANSWER,))
 
 
+def divide_classes(task: RawTask, size: int = 2) -> list[RawTask]:
+    """Divide a task without dev rows into tasks of so many of its classes."""
+    parts = []
+    for first in range(0, len(task.labels), size):
+        labels = task.labels[first : first + size]
+        train, test = (tuple(row for row in rows if row.label in labels) for rows in (task.train, task.test))
+        name = f"{task.name}, part {first // size + 1}"
+        parts.append(dataclasses.replace(task, name=name, labels=labels, train=train, test=test))
+    return parts
+
+
 def _read_glue(data: str) -> list[RawTask]:
     tasks = []
     for name, (train, test, columns, classes) in GLUE.items():
@@ -248,6 +278,15 @@ def read_sorts(data: str, name: str, label_of: Callable[[set[str]], str | None])
 def _read_emotions(data: str) -> RawTask:
     splits = [[((text,), answers[0]) for text, answers in rows] for rows in _read_superni(data, EMOTIONS)]
     return make_task("emotions", splits[0], splits[1])
+
+
+def _read_labelled(data: str, name: str, names: Mapping[str, str]) -> RawTask:
+    """Read the texts of a task of SuperNI, whose classes are its answers under other names."""
+    splits = [
+        [((text,), names.get(answers[0], names.get("", answers[0]))) for text, answers in rows]
+        for rows in _read_superni(data, name)
+    ]
+    return make_task(name, splits[0], splits[1])
 
 
 def _read_free(data: str, name: str) -> RawTask:
