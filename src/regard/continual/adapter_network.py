@@ -1,7 +1,7 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -175,17 +175,22 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 
 
-def choose_initial_adapter(learner: Learner, task: int, adapter: int, rows: int) -> int | None:
+def choose_initial_adapter(
+    learner: Learner, task: int, adapter: int, rows: int, candidates: Iterable[int] | None = None
+) -> int | None:
     """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one.
+
+    Of the earlier ones all are tried, or `candidates`.
 
     No loss is below 0, so always the adapter that has lost least so far reads some more of the rows, until one has read
     all of them: no adapter reads more than it takes to see that another is better.
     """
-    network, candidates = learner.network, reversed(range(adapter + 1))
+    network = learner.network
     assert isinstance(network, AdapterNetwork)
+    tried = [adapter, *sorted(range(adapter) if candidates is None else candidates, reverse=True)]
     with learner.loss_mode(), torch.no_grad():
         batches = list(learner.batches_by_length(learner.sample_examples(task, "train", rows)))
-        losses, read = dict.fromkeys(candidates, 0.0), [0] * (adapter + 1)
+        losses, read = dict.fromkeys(tried, 0.0), dict.fromkeys(tried, 0)
         best = adapter
         while read[best] < len(batches):
             batch = batches[read[best]]

@@ -457,6 +457,29 @@ def test_a_block_begins_as_a_copy_of_that_under_which_the_task_loses_least() -> 
         _stir(network, task)
 
 
+@pytest.mark.parametrize("router", ["discriminant", "attention"])
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_only_the_adapters_that_the_router_finds_likeliest_are_tried(most: int, router: Any) -> None:
+    settings = {"router_warmup_steps": 0, "reflection": "none"} if router == "attention" else {}
+    method = Sapt(SaptConfig(r=2, router=router, init_candidates=most, **settings))
+    learner = make_learner(stream(4), method, loaded(), BUDGET, seed=1)
+    network, tried = learner.network_as(SaptNetwork), set[int]()
+    handle = network.register_forward_pre_hook(lambda module, _: tried.add(module._forced))
+    for task in range(3):
+        learner.task = task
+        method.before_task(learner, task)
+        vectors = method._training_vectors(learner, task)
+        likely = network.router(vectors).double().log().mean(0) if task else torch.zeros(0)
+        tried.clear()
+        method.place_adapter(learner, task)
+        number = min(most or task, task)
+        best = likely.topk(number).indices.tolist() if task else []
+        assert tried - {None} == ({task, *best} if task else set())
+        for part in network.pool.parameters_of(task):
+            part.data.normal_()
+    handle.remove()
+
+
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner, method = begun(router_warmup_steps=0, reflection="none")
     method.before_task(learner, 0)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -203,12 +203,14 @@ class Sapt(method.Method):
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
+        candidates = self._likely_adapters(learner, task, adapter) if new and config.tries_adapters else ()
         network.start_adapter(adapter)
         network.to(learner.device)
         if adapter and new and config.opens:
             other = adapter - 1 if config.init == "last" else None
             if config.init == "best":
-                other = adapter_network.choose_initial_adapter(learner, task, adapter, config.init_samples)
+                rows = config.init_samples
+                other = adapter_network.choose_initial_adapter(learner, task, adapter, rows, candidates)
             if other is not None:
                 network.pool.copy(adapter, other)
         if isinstance(network.router, DiscriminantRouter):
@@ -226,6 +228,16 @@ class Sapt(method.Method):
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
         if measured and self.past_tasks(learner, task):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
+
+    def _likely_adapters(self, learner: Learner, task: int, adapter: int) -> Sequence[int]:
+        """Return the earlier adapters to which the router sends the task's rows, at most so many as may be tried."""
+        most = self.config.init_candidates
+        if not most or adapter <= most:
+            return range(adapter)
+        router, vectors = learner.network_as(SaptNetwork).router, self._training_vectors(learner, task)
+        with torch.no_grad():  # weights of rows far from all but one adapter are 0 for the others
+            likely = router.scores(vectors) if isinstance(router, DiscriminantRouter) else router(vectors)
+        return cast(list[int], likely.mean(0).topk(most).indices.tolist())
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         config = self.config

@@ -25,7 +25,7 @@ _REFLECTS = RequiredSetting("reflection", ("real", "generated", "density"))
 _WRITES = RequiredSetting("reflection", ("generated",))
 CONDITIONS: Mapping[str, tuple[RequiredSetting, ...]] = {
     "init": (_OPEN,),
-    "init_samples": (_OPEN, RequiredSetting("init", ("best",))),
+    **dict.fromkeys(("init_samples", "init_candidates"), (_OPEN, RequiredSetting("init", ("best",)))),
     **dict.fromkeys(("r", "lora_alpha", "target_modules", "top_k", "detach_old"), (_LORA,)),
     **dict.fromkeys(("num_virtual_tokens", "encoder_hidden_size"), (_PROMPT,)),
     "query_layers": (_STATES,),
@@ -61,6 +61,7 @@ class SaptConfig(adapter_network.LoraConfig):
         query: What the router reads of a row: mean "states" of the frozen model, or maxima of its "embeddings".
         query_layers: After which layers, from 1, commas between; "auto": after a quarter and half of them.
         init: A new adapter begins as the "last", as the "best" of all (which may be none), or as "nothing".
+        init_candidates: How many earlier adapters are tried, those that the router finds likeliest; 0 for all.
         above_query: Adapt only layers after those that are read, so that answering takes one forward pass.
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
@@ -91,6 +92,7 @@ class SaptConfig(adapter_network.LoraConfig):
     gate: Gate = "open"
     init: Begins = "best"
     init_samples: method.PositiveInt = 64
+    init_candidates: method.NonNegativeInt = 8
     router_warmup_steps: method.NonNegativeInt = 300
     router_warmup_lr: method.NonNegative = 2e-3
     router_loss_weight: method.NonNegative = 1.0
@@ -124,6 +126,11 @@ class SaptConfig(adapter_network.LoraConfig):
     @property
     def opens(self) -> bool:
         return self.gate == "open"
+
+    @property
+    def tries_adapters(self) -> bool:
+        """Whether a new adapter may begin as any of the earlier ones."""
+        return self.opens and self.init == "best"
 
     @property
     def learns_router(self) -> bool:
