@@ -313,7 +313,7 @@ def test_streams_of_files_have_rows_of_each_task_once(name: str, count: int, dat
 
 def test_unknown_streams_are_refused() -> None:
     with pytest.raises(
-        UserError, match=r"^stream: expected one of long, mixed, instructed, answers, fifty, got 'short'"
+        UserError, match=r"^stream: expected one of long, mixed, instructed, answers, fifty, classes, got 'short'"
     ):
         streams.read_named("short", 1, ".")
 
