@@ -11,6 +11,7 @@ from experiments.common.claims import DASH, HOLDS, UNDECIDED, Part, at_least, at
 from experiments.common.comparison import mean_of, where
 from experiments.common.papers import Paper
 from experiments.common.parts import Page, Table, join_words
+from experiments.routing.beginnings import KEPT, NUMBERS
 from experiments.routing.ceiling import ENCODER_RATES, EPOCHS, EPOCHS_OF, FOLDS, LINEAR, TUNED
 from experiments.routing.reach import AIMS, describe_gains, describe_mixed_up, reach_table
 from experiments.routing.routers import DEFAULT
@@ -104,6 +105,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
         ("routing-tasks.csv", "all tasks of all runs: accuracy when learnt and at the end, own weight"),
         ("routing-routers.csv", "all routers alone, and the ceilings"),
         ("routing-confusions.csv", "which tasks the ceilings take for which, by seed"),
+        ("routing-beginnings.csv", "losses under earlier adapters, where a new one begins"),
         ("routing.json", "tasks, settings and versions"),
     ]
     learnt = " ".join(f"`{name}={value}`" for name, value in LEARNT.items())
@@ -140,6 +142,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "without the training of adapters, which goes on teaching them. The file below has two more; others "
             "in closed form: [routers.md](routers.md).",
             *describe_ceilings(tables, reach),
+            *describe_beginnings(tables),
             "## Setting",
             describe_setting(tables),
             "## Not tried",
@@ -195,6 +198,7 @@ def describe_setting(tables: Tables) -> str:
         "instructed": f"tasks of `long` behind their instructions, {BUDGETS['instructed'].length} tokens",
         "answers": "tasks of `long` as text to text, without instructions, exact match",
         "fifty": "tasks: both, DBpedia and novels in more parts, SuperNI without definitions, Python's documentation",
+        "classes": "tasks with labels: those of `fifty`, larger ones in parts of two classes, and four more",
     }
     parts = [f"`{name}`: {len(streams[name])} {named[name]}." for name in STREAMS if name in streams]
     parts += [f"Tasks of `mixed`: {', '.join(streams['mixed'])}."] if "mixed" in streams else []
@@ -222,8 +226,7 @@ def describe_missing(tables: Tables) -> str:
     return " ".join(
         (
             *sentences,
-            "T5 and pre-trained decoders, whole runs of fifty tasks, "
-            "other lengths, budgets and rates, and other encoders were not run.",
+            "T5 and pre-trained decoders, other lengths, budgets and rates, and other encoders were not run.",
         )
     )
 
@@ -251,6 +254,26 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
         f"No router here tells apart what the better ceiling mixes up (mean share of a task's test rows). "
         f"{describe_mixed_up(tables)} Tasks whose texts are of one sort and differ only in the question need an "
         "instruction, as in `instructed`, or one adapter for all of them.",
+    ]
+
+
+def describe_beginnings(tables: Tables) -> list[str | Table]:
+    """Return the section on which earlier adapters a new one tries; nothing without a record."""
+    late = tables.beginnings[tables.beginnings["place"] > NUMBERS[-1] + 1]
+    if not len(late):
+        return []
+    gain = (late["nothing"] - late["best"]).sum()
+    kept = {most: float((late["nothing"] - late[f"likeliest {most}"]).sum() / gain) for most in NUMBERS}
+    shares = join_words(f"{share:.2f} ({most})" for most, share in kept.items())
+    chosen = next((str(most) for most, share in kept.items() if share >= KEPT), "all")
+    return [
+        "## Where a new adapter begins",
+        "To try all earlier adapters costs more with each task. So `sapt` tries those that its router finds likeliest "
+        f"for the task's rows (`init_candidates`). In `{late['stream'].iloc[0]}`, in the {len(late)} tasks behind more "
+        f"than {NUMBERS[-1]} others, a text loses {gain / len(late):.2f} less where the task's adapter begins at the "
+        f"best of all than where it begins at nothing. Of this gain the likeliest keep {shares}. The rule, fixed "
+        f"before the run, takes the least of these numbers that keeps {KEPT:.2f}: {chosen}. Command: `python -m "
+        "experiments.routing.beginnings --data DIR`.",
     ]
 
 

@@ -15,6 +15,7 @@ from experiments.common import runs as finished
 from experiments.common.comparison import ACCURACY, long_scores, mean_of, paired, where
 from experiments.common.parts import RESULTS
 from experiments.routing import ceiling
+from experiments.routing.beginnings import NUMBERS, beginnings_of
 from experiments.routing.routers import CASES
 from experiments.routing.run import BUDGET, ROWS
 from experiments.routing.streams import ALONE, STREAMS, TRAINED
@@ -34,13 +35,17 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (*KEY, "task", "learnt", "AP", *WEIGHTS),
     "routers": ("stream", "router", "seed", *WEIGHTS, "same_source", "second_s", "last_s"),
     "confusions": ("stream", "router", "seed", "task", "other", "share"),
+    "beginnings": ("stream", "seed", "place", "nothing", "best", *(f"likeliest {most}" for most in NUMBERS)),
 }
-"""The columns of docs/results/routing-NAME.csv: a run, a task of a run, a router alone, two tasks mixed up a line.
+"""The columns of docs/results/routing-NAME.csv: a run, a task of a run, a router alone, two tasks mixed up, a new
+adapter a line.
 
 `own_weight`: mean weight of the own adapter over a task's test rows, mean over tasks; `own_largest`: share of the rows
 of which it is the largest; `same_source`: mean weight of all tasks of the same data set. `train_s` are seconds of
 training, `between_s` of what a method does before a task's training and after it; `second_s` and `last_s` what a router
 takes for the second and the last task. `learnt`: accuracy among the labels so far when the task was just learnt.
+`beginnings` are mean losses of a task, the `place`th of the stream, where its adapter begins: under nothing, under the
+best of nothing and all earlier adapters, and under the best of nothing and some, the likeliest for the router.
 `routers` has the ceilings too, without seconds; `share` is that of a task's test rows that a ceiling sends to another.
 """
 NAMES = (*KEY, "task", "router", "other")
@@ -66,6 +71,7 @@ class Tables:
     tasks: pd.DataFrame
     routers: pd.DataFrame
     confusions: pd.DataFrame
+    beginnings: pd.DataFrame
     record: Mapping[str, Any]
 
     @classmethod
@@ -80,6 +86,11 @@ class Tables:
             routers=finished.make_table((_router(case) for case in routers), COLUMNS["routers"], FLOATS),
             confusions=finished.make_table(
                 (line for case in routers for line in _confusions(case)), COLUMNS["confusions"], FLOATS
+            ),
+            beginnings=finished.make_table(
+                (line for record in _read_beginnings(work) for line in beginnings_of(record)),
+                COLUMNS["beginnings"],
+                FLOATS,
             ),
             record=_record(runs, routers, revision),
         )
@@ -232,6 +243,11 @@ def _read_routers(work: Path) -> list[dict[str, Any]]:
             raise UserError(f"work: expected known streams and routers, {path} is of {case['router']!r}")
         cases.append(case)
     return sorted(cases, key=_router_key)
+
+
+def _read_beginnings(work: Path) -> list[dict[str, Any]]:
+    paths = sorted(work.glob("beginnings-*/*.json"))
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def _router_key(case: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -203,14 +203,14 @@ class Sapt(method.Method):
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
-        candidates = self._likely_adapters(learner, task, adapter) if new and config.tries_adapters else ()
+        tries = new and config.opens and config.init == "best"
+        candidates = self.likely_adapters(learner, task, adapter, config.init_candidates) if tries else ()
         network.start_adapter(adapter)
         network.to(learner.device)
         if adapter and new and config.opens:
             other = adapter - 1 if config.init == "last" else None
             if config.init == "best":
-                rows = config.init_samples
-                other = adapter_network.choose_initial_adapter(learner, task, adapter, rows, candidates)
+                other = self.choose_beginning(learner, task, adapter, candidates)
             if other is not None:
                 network.pool.copy(adapter, other)
         if isinstance(network.router, DiscriminantRouter):
@@ -229,9 +229,12 @@ class Sapt(method.Method):
         if measured and self.past_tasks(learner, task):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def _likely_adapters(self, learner: Learner, task: int, adapter: int) -> Sequence[int]:
-        """Return the earlier adapters to which the router sends the task's rows, at most so many as may be tried."""
-        most = self.config.init_candidates
+    def choose_beginning(self, learner: Learner, task: int, adapter: int, candidates: Sequence[int]) -> int | None:
+        """Return the one of some earlier adapters that a new one begins as; None: as nothing."""
+        return adapter_network.choose_initial_adapter(learner, task, adapter, self.config.init_samples, candidates)
+
+    def likely_adapters(self, learner: Learner, task: int, adapter: int, most: int) -> Sequence[int]:
+        """Return the earlier adapters that the router finds likeliest for the task's rows, `most` of them; 0: all."""
         if not most or adapter <= most:
             return range(adapter)
         router, vectors = learner.network_as(SaptNetwork).router, self._training_vectors(learner, task)

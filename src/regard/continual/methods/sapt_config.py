@@ -92,7 +92,7 @@ class SaptConfig(adapter_network.LoraConfig):
     gate: Gate = "open"
     init: Begins = "best"
     init_samples: method.PositiveInt = 64
-    init_candidates: method.NonNegativeInt = 8
+    init_candidates: method.NonNegativeInt = 16
     router_warmup_steps: method.NonNegativeInt = 300
     router_warmup_lr: method.NonNegative = 2e-3
     router_loss_weight: method.NonNegative = 1.0
@@ -126,11 +126,6 @@ class SaptConfig(adapter_network.LoraConfig):
     @property
     def opens(self) -> bool:
         return self.gate == "open"
-
-    @property
-    def tries_adapters(self) -> bool:
-        """Whether a new adapter may begin as any of the earlier ones."""
-        return self.opens and self.init == "best"
 
     @property
     def learns_router(self) -> bool:
