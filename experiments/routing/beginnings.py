@@ -41,22 +41,17 @@ class Recorded(Sapt):
         super().__init__(config)
         self.lines: list[dict[str, Any]] = []
 
-    def place_adapter(self, learner: Learner, task: int) -> None:
-        order = self.likely_adapters(learner, task, task, task - 1) if task > 1 else range(task)
-        self.order = [*order, *(set(range(task)) - set(order))]
-        super().place_adapter(learner, task)
-
-    def choose_beginning(self, learner: Learner, task: int, adapter: int, candidates: Sequence[int]) -> int | None:
+    def choose_beginning(self, learner: Learner, task: int, adapter: int, likely: Sequence[int]) -> int | None:
         network, losses = learner.network_as(SaptNetwork), []
         rows = learner.sample_examples(task, "train", self.config.init_samples)
         with learner.loss_mode(), torch.no_grad():
             batches = list(learner.batches_by_length(rows))
-            for other in (*self.order, adapter):
+            for other in (*likely, adapter):
                 with network.use_only(other):
                     loss = sum(float(learner.cross_entropy(network(batch), batch)) for batch in batches)
                 losses.append(loss / len(rows))
         self.lines.append({"place": task + 1, "nothing": losses[-1], "likeliest": losses[:-1]})
-        return super().choose_beginning(learner, task, adapter, candidates)
+        return super().choose_beginning(learner, task, adapter, likely)
 
 
 def make_record(

@@ -87,3 +87,9 @@ class Density(NamedTuple):
         coefficients = torch.randn(rows, len(self.directions), generator=generator).to(self.mean)
         noise = torch.randn(rows, len(self.mean), generator=generator).to(self.mean)
         return self.mean + coefficients @ self.directions + noise * self.spread
+
+
+def sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
+    """Return a copy of at most so many of the vectors, in their order."""
+    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
+    return vectors[indices.to(vectors.device)].clone()

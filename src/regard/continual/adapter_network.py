@@ -175,19 +175,26 @@ def check_prompt_room(learner: Learner, prompts: int) -> None:
         raise check_prompt_fits(longest, pool.limit - prompts, prompts)
 
 
-def choose_initial_adapter(
-    learner: Learner, task: int, adapter: int, rows: int, candidates: Iterable[int] | None = None
-) -> int | None:
-    """Return the earlier adapter under which at most so many of the task's rows lose least; None for the new one.
+@torch.no_grad()
+def rank_adapters(learner: Learner, vectors: Tensor) -> list[int]:
+    """Return the adapters in use, those first that the router finds likeliest for rows (row, width)."""
+    router: Any = learner.network.router
+    return cast(list[int], router.scores(vectors).mean(0).argsort(descending=True, stable=True).tolist())
 
-    Of the earlier ones all are tried, or `candidates`.
+
+def choose_initial_adapter(
+    learner: Learner, task: int, adapter: int, rows: int, candidates: Iterable[int]
+) -> int | None:
+    """Return the one of some earlier adapters under which at most so many of the task's rows lose least.
+
+    None if they lose less under the new one.
 
     No loss is below 0, so always the adapter that has lost least so far reads some more of the rows, until one has read
     all of them: no adapter reads more than it takes to see that another is better.
     """
     network = learner.network
     assert isinstance(network, AdapterNetwork)
-    tried = [adapter, *sorted(range(adapter) if candidates is None else candidates, reverse=True)]
+    tried = [adapter, *sorted(candidates, reverse=True)]
     with learner.loss_mode(), torch.no_grad():
         batches = list(learner.batches_by_length(learner.sample_examples(task, "train", rows)))
         losses, read = dict.fromkeys(tried, 0.0), dict.fromkeys(tried, 0)

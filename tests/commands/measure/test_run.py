@@ -607,7 +607,7 @@ def test_a_decoder_begins_the_same_by_name_as_in_python(tiny: Callable[[str], Pa
     model.config.decoder_start_token_id, model.generation_config.decoder_start_token_id = None, 9
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "bart")
-    options: dict[str, Any] = {"texts": ["w1 w2 w3 w4 w5 w6 w7 w8"] * 2, "samples": 2, "length": 8, "epsilon": 0.05}
+    options: dict[str, Any] = {"texts": ["w1 w2 w3 w4 w5 w6 w7 w8"] * 2, "samples": 2, "length": 8}
     loaded = BartForConditionalGeneration.from_pretrained(tmp_path / "bart").eval()
     by_name = regard.measure(str(tmp_path / "bart"), statistics="sink_tokens", **options)
     in_python = regard.measure(loaded, tokenizer, statistics="sink_tokens", **options)

@@ -491,7 +491,7 @@ def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
     learner.network_as(SaptNetwork).start_adapter(1)
     found = _losses_by_block(learner, 1, 2)
     assert found[1] < found[0]
-    assert choose_initial_adapter(learner, 1, 1, 64) is None
+    assert choose_initial_adapter(learner, 1, 1, 64, range(1)) is None
 
 
 @pytest.mark.parametrize("least", [0, 1, 2])
@@ -517,7 +517,7 @@ def test_no_adapter_reads_more_rows_than_show_that_another_is_better(least: int)
         read[module._forced] += 1  # type: ignore[index]
 
     handle = network.register_forward_pre_hook(count)
-    found = choose_initial_adapter(learner, 2, 2, 64)
+    found = choose_initial_adapter(learner, 2, 2, 64, range(2))
     handle.remove()
     assert len(batches) > 3
     best = min(reversed(range(3)), key=lambda adapter: sum(losses[adapter]))

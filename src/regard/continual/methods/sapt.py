@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora import hold
 from regard.adapters.prompt_pool import PromptAdapterPool, embedding_reader
 from regard.adapters.queries import StateReader
-from regard.adapters.reflection import Density, mean_weights
+from regard.adapters.reflection import Density, mean_weights, sample_rows
 from regard.adapters.router_warmup import PastTask, divergences, warm_up_router
 from regard.adapters.routers import layers_above, make_query_reader, make_router
 from regard.continual import adapter_network, known_answers, method
@@ -203,23 +203,21 @@ class Sapt(method.Method):
         network, config = learner.network_as(SaptNetwork), self.config
         adapter = self.choose_adapter(learner, task)
         new = adapter >= int(network.count)
-        tries = new and config.opens and config.init == "best"
-        candidates = self.likely_adapters(learner, task, adapter, config.init_candidates) if tries else ()
+        begins = config.init if new and adapter and config.opens else "nothing"
+        vectors = self._training_vectors(learner, task)
+        likely = adapter_network.rank_adapters(learner, vectors) if begins == "best" else []
         network.start_adapter(adapter)
         network.to(learner.device)
-        if adapter and new and config.opens:
-            other = adapter - 1 if config.init == "last" else None
-            if config.init == "best":
-                other = self.choose_beginning(learner, task, adapter, candidates)
-            if other is not None:
-                network.pool.copy(adapter, other)
+        other = self.choose_beginning(learner, task, adapter, likely) if begins == "best" else adapter - 1
+        if begins != "nothing" and other is not None:
+            network.pool.copy(adapter, other)
         if isinstance(network.router, DiscriminantRouter):
             if task >= int(network.fitted):
-                network.router.fit(adapter, self._training_vectors(learner, task))
+                network.router.fit(adapter, vectors)
                 network.fitted.fill_(task + 1)
             return
         if task and config.opens and config.router_warmup_steps:
-            vectors, past_tasks = self._training_vectors(learner, task), self.past_tasks(learner, task)
+            past_tasks = self.past_tasks(learner, task)
             schedule = {"steps": config.router_warmup_steps, "rate": config.router_warmup_lr}
             seed, own = learner.seed_for("gate", task), network.current_adapter
             warm_up_router(self._attention(learner), vectors, past_tasks, **schedule, seed=seed, own=own)
@@ -229,18 +227,10 @@ class Sapt(method.Method):
         if measured and self.past_tasks(learner, task):
             self.state.values[f"{STRENGTH}{task}"] = self._balance_strength(learner, task)
 
-    def choose_beginning(self, learner: Learner, task: int, adapter: int, candidates: Sequence[int]) -> int | None:
-        """Return the one of some earlier adapters that a new one begins as; None: as nothing."""
-        return adapter_network.choose_initial_adapter(learner, task, adapter, self.config.init_samples, candidates)
-
-    def likely_adapters(self, learner: Learner, task: int, adapter: int, most: int) -> Sequence[int]:
-        """Return the earlier adapters that the router finds likeliest for the task's rows, `most` of them; 0: all."""
-        if not most or adapter <= most:
-            return range(adapter)
-        router, vectors = learner.network_as(SaptNetwork).router, self._training_vectors(learner, task)
-        with torch.no_grad():  # weights of rows far from all but one adapter are 0 for the others
-            likely = router.scores(vectors) if isinstance(router, DiscriminantRouter) else router(vectors)
-        return cast(list[int], likely.mean(0).topk(most).indices.tolist())
+    def choose_beginning(self, learner: Learner, task: int, adapter: int, likely: Sequence[int]) -> int | None:
+        """Return which earlier adapter a new one begins as, from the likeliest for the router on; None: as nothing."""
+        samples, most = self.config.init_samples, self.config.init_candidates
+        return adapter_network.choose_initial_adapter(learner, task, adapter, samples, likely[: most or None])
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         config = self.config
@@ -406,9 +396,3 @@ class SaptPaper(Sapt):
     """SAPT (arXiv 2401.08295) with the choices of the paper and its code; see `SaptPaperConfig`."""
 
     Config = SaptPaperConfig
-
-
-def sample_rows(vectors: Tensor, max_rows: int, random: torch.Generator) -> Tensor:
-    """Return a copy of at most so many of the vectors, in their order."""
-    indices = torch.randperm(len(vectors), generator=random)[:max_rows].sort().values
-    return vectors[indices.to(vectors.device)].clone()
