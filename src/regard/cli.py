@@ -88,6 +88,11 @@ def _unless_in_job() -> int:
     return 75 if os.environ.get(IN_JOB) else 2
 
 
+def _is_of_system(error: BaseException | None) -> bool:
+    """Whether a mistake is none of the user: the system failed below it, as a full disk or a hub out of reach."""
+    return error is not None and (isinstance(error, OSError) or _is_of_system(error.__cause__))
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     command, resumes = "regard", False
     _write_any_sign()
@@ -107,7 +112,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stdout.flush()
     except UserError as error:
         _print_error(f"{command}: {describe_error(error)}")
-        return 2
+        return _unless_in_job() if _is_of_system(error) else 2
     except KeyboardInterrupt:
         _print_error(f"{command}: interrupted; {'what was kept before is kept' if resumes else 'nothing was written'}")
         return _unless_in_job()

@@ -9,8 +9,13 @@ from pathlib import Path
 import pytest
 
 from regard import cli
+from regard.data.tables import read_text_lines
+from regard.errors import UserError, naming_option
 from regard.runs.command_line import print_summary
+from regard.runs.output_dir import readable_errors
 from regard.runs.progress import ProgressEvent, show_progress
+from regard.runs.rank import IN_JOB
+from regard.runs.work_dir import lock_dir
 
 Printing = Callable[[], int]
 
@@ -75,3 +80,40 @@ def test_an_error_of_the_system_is_one_line(
     monkeypatch.setattr(cli.check, "run", fail)
     assert cli.main(["check", "run"]) == 2
     assert capsys.readouterr().err == "regard check: /nowhere/file: No such file or directory\n"
+
+
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
+def write_to_full_disk() -> None:
+    with naming_option("out", "cannot"), readable_errors("runs"):
+        raise OSError(28, "No space left on device")
+
+
+def lock_twice(folder: Path) -> None:
+    with lock_dir(folder, "learn"), lock_dir(folder, "learn"):
+        pass
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("in_job", [False, True])
+@pytest.mark.parametrize(
+    "fail, repeated",
+    [
+        (lambda folder: raise_error(UserError("rate: expected more")), False),
+        (lambda folder: list(read_text_lines(folder / "none.csv")), False),
+        (lambda folder: raise_error(KeyboardInterrupt()), True),
+        (lambda folder: raise_error(OSError(5, "Input/output error", "runs")), True),
+        (lambda folder: write_to_full_disk(), True),
+        (lock_twice, True),
+    ],
+)
+def test_a_launcher_is_told_what_another_attempt_may_mend(
+    fail: Callable[[Path], object], repeated: bool, in_job: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli.check, "run", lambda args: fail(tmp_path))
+    monkeypatch.delenv(IN_JOB, raising=False)
+    if in_job:
+        monkeypatch.setenv(IN_JOB, "1")
+    assert cli.main(["check", "run"]) == (75 if in_job and repeated else 2)

@@ -36,7 +36,7 @@ class HubSplit(NamedTuple):
             raise
         except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
             reason = f"{(str(error) or type(error).__name__).splitlines()[0]}; files can be given instead"
-            raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from None
+            raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from error
 
 
 BLANK = " \n"

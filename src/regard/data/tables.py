@@ -331,7 +331,7 @@ def read_pieces(path: Path, option: str, *, by_line: bool = False) -> Iterator[s
         with cast(IO[bytes], gzip.open(path)) if path.suffix.lower() == ".gz" else path.open("rb") as file:
             yield from decode_pieces(file, str(path), option, by_line=by_line)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def decode_pieces(file: IO[bytes], name: str, option: str, *, by_line: bool = False) -> Iterator[str]:

@@ -307,9 +307,9 @@ def _lock_file(folder: Path) -> Iterator[IO[str]]:
         with os.fdopen(descriptor, "a+", encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            except BlockingIOError as error:
                 message = f"{folder} is in use by {_holder(file)}. Wait for it, or stop it."
-                raise UserError(f"work folder: {message}") from None
+                raise UserError(f"work folder: {message}") from error
             except OSError as error:
                 raise UserError(f"work folder: cannot lock {path}: {error.strerror or error}") from error
             is_locked = path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
