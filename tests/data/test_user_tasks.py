@@ -956,7 +956,9 @@ def test_numbers_of_classes_that_have_names_are_read_as_these(tmp_path: Path) ->
 def test_two_files_of_a_task_that_number_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
     train = write_classes(tmp_path / "train.parquet", [0, 1] * 5, ["good", "bad"], "stars")
     same = write_classes(tmp_path / "same.parquet", [0, 1], ["good", "bad"], "stars")
-    assert len(read_task(str(train), label="stars", validation=str(same)).validation.labels) == 2
+    longer = write_classes(tmp_path / "longer.parquet", [0, 1], ["good", "bad", "unread"], "stars")
+    for agreeing in (same, longer):
+        assert len(read_task(str(train), label="stars", validation=str(agreeing)).validation.labels) == 2
     other = write_classes(tmp_path / "other.parquet", [0, 1], ["bad", "good"], "stars")
     with pytest.raises(UserError) as error:
         read_task(str(train), label="stars", validation=str(other))

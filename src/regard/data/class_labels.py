@@ -36,8 +36,8 @@ def name_classes(records: Records, path: Path, column: str) -> Records:
 
 
 def check_same_names(paths: Sequence[Path], column: str) -> None:
-    """Raise UserError if files number their classes in different orders."""
+    """Raise UserError if files number their classes in different orders; one may have further classes at its end."""
     found = {path: names for path in paths if (names := read_class_names(path, column))}
-    if len(set(found.values())) > 1:
+    if any(len(set(of_number)) > 1 for of_number in zip(*found.values(), strict=False)):
         told = " and ".join(f"{', '.join(names)} in {path}" for path, names in found.items())
         raise UserError(f"{TASK}: expected classes numbered in one order, got {told}")
