@@ -40,11 +40,6 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
         ("classes",),
         ["instructions: True changes nothing, instructions of tasks of your own stand before their texts in any case"],
     ),
-    "answers to instructions": (
-        lambda: LearnConfig(stream="superni", instructions=True, missing_tasks="skip"),
-        ("answers",),
-        ["instructions: True changes nothing, definitions stand before texts with answers in any case"],
-    ),
     "classes of instructions": (lambda: LearnConfig(stream="long-sequence", instructions=True), ("classes",), []),
     "no text, no reference": (
         lambda: LearnConfig(method="finetune,replay", held_out_samples=8, references="lora"),

@@ -31,9 +31,6 @@ def _has_references(config: Any) -> bool:
 RULES = (
     IdleOptions(("target_length", "truncation_side"), "the tasks have classes, and no answers in text", mode=CLASSES),
     IdleOptions(
-        ("instructions",), "definitions stand before texts with answers in any case", ANSWERS, _has_instruction_tasks
-    ),
-    IdleOptions(
         ("instructions",),
         "instructions of tasks of your own stand before their texts in any case",
         applies=lambda config: not _has_instruction_tasks(config),
