@@ -101,7 +101,7 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
     "a published task": (
         lambda: ReplaceConfig(missing_values="refuse"),
         ("published",),
-        ["missing-values: refuse changes nothing, the rows are of a published task"],
+        ["missing-values: refuse changes nothing, no file of your own is read"],
     ),
 }
 

@@ -45,7 +45,7 @@ class ReplaceConfig(Config):
     newer: ClassVar[frozenset[str]] = frozenset({"missing_values"})
 
     idle: ClassVar[tuple[IdleOptions, ...]] = (
-        IdleOptions(("missing_values",), "the rows are of a published task", mode="published"),
+        IdleOptions(("missing_values",), "no file of your own is read", mode="published"),
         IdleOptions(("num_seeds",), "perplexity needs no probe", mode=LANGUAGE_MODEL),
         IdleOptions(
             ("num_epochs", "batch_size", "learning_rate"),
