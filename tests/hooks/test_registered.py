@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from functools import wraps
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import transformers
@@ -17,6 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import regard
 from regard.errors import UserError
 from regard.hooks import watching
+from regard.models import RegardConfig, RegardForCausalLM
 from tests.hooks.test_fidelity import SMALL
 from tests.named_cache import behind, cache_of
 
@@ -152,6 +154,35 @@ def test_what_an_attention_without_masks_may_compute_in_several_ways_is_refused(
         assert "\n" not in str(refusal.value)
     with pytest.raises(UserError, match="and a copy would get some; expected masks"):
         regard.replaced(llama(), "softmax+window=4")
+
+
+@torch.no_grad()
+def test_a_window_is_checked_in_each_step_of_a_layer_behind_one_without(registered: Any) -> None:
+    """The next token of a generation goes a shorter way there."""
+    registered(same, None)
+    kinds = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    config = transformers.Qwen2Config(**SMALL | {"num_key_value_heads": 2, "num_hidden_layers": 2}, **kinds)
+    model = transformers.Qwen2ForCausalLM._from_config(config, attn_implementation="mine").eval()
+    cache = transformers.DynamicCache()
+    with watching(model, "column_mass"):
+        for step in range(2, 7):
+            model(IDS[:, step - (2 if step == 2 else 1) : step], **behind(cache), use_cache=True)
+        with pytest.raises(UserError, match="7 keys are more than the window of 6"):
+            model(IDS[:, 6:7], **behind(cache), use_cache=True)
+
+
+@torch.no_grad()
+def test_a_decoder_of_ours_computes_its_own_attention_whatever_is_set(registered: Any) -> None:
+    registered(sharper, None)
+    config = RegardConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
+    model = RegardForCausalLM(config).eval()
+    expected, seen = model(IDS).logits, []
+    for implementation in ("regard", "mine"):
+        model.set_attn_implementation(implementation)
+        with watching(model, "column_mass") as watch:
+            torch.testing.assert_close(model(IDS).logits, expected)
+        seen.append(watch.frame())
+    pd.testing.assert_frame_equal(*seen)
 
 
 @torch.no_grad()

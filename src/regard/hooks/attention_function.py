@@ -90,8 +90,8 @@ def attention_function(
 
     A module that knows what it computes passes the whole `AttentionCall` as the option `described`. A host without
     SDPA passes no mask where every query sees every key; others leave it out where attention is merely causal, and
-    those of an attention that was registered without a mask function (`is_unmasked`) always. What
-    weighs the states of earlier blocks is computed and not observed.
+    those of an attention that was registered without a mask function (`is_unmasked`) always. What weighs the states of
+    earlier blocks is computed and not observed.
 
     Raises:
         UserError: The host passes a tensor of which nobody knows what it does to the weights.
@@ -102,6 +102,8 @@ def attention_function(
         over_depth = _read_call(query, key, value, attention_mask, scaling, False, options)
         over_depth = replace(over_depth, dropout=dropout)
         return attend(over_depth, ReductionRequest())[0].transpose(1, 2).contiguous(), None
+    if is_unmasked and options.get("described") is None:
+        _check_unmasked(module, query, key, attention_mask, options)
     decoded = None
     if not is_traced() and attention_mask is None and not dropout and query.shape[2] == 1:
         decoded = _decode(module, query, key, value, scaling, options)
@@ -112,9 +114,7 @@ def attention_function(
     if call is None:
         is_eager_host = is_eager_host or (not is_unmasked and registration.lacks_sdpa(getattr(module, "config", None)))
         module_class: type = type(module)
-        if is_unmasked:
-            _check_unmasked(module, query, key, attention_mask, options)
-        elif attention_mask is None and not is_eager_host and _lacks_sdpa(module_class):
+        if attention_mask is None and not (is_eager_host or is_unmasked) and _lacks_sdpa(module_class):
             name, option = module_class.__name__, f"attn_implementation='{registration.EAGER_NAME}'"
             raise UserError(
                 f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"

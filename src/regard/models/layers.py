@@ -19,7 +19,7 @@ from regard.attention.weightings import FEATURE_MAPS, apply_gate
 from regard.errors import UserError
 from regard.models.configuration import FEED_FORWARDS, RegardConfig
 
-ATTENTION_FUNCTIONS = ("regard", "regard-eager")
+ATTENTION_FUNCTIONS = ("regard", "regard-eager", "regard-unmasked")
 """Names of the attention functions under which observers and constant heads are registered."""
 
 
