@@ -5,7 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from transformers import MistralConfig, MistralModel, StaticCache
+from transformers import BartConfig, BartForConditionalGeneration, MistralConfig, MistralModel, StaticCache
 
 from regard.hooks import Watch, watching
 from tests.named_cache import behind, cache_of
@@ -55,6 +55,21 @@ def test_no_statistic_has_the_room() -> None:
     with watching(model, "all") as whole:
         model(ids)
     assert_same(found, whole, leave_out=("spectral_bound", "input_dependence"))  # known of one piece alone
+
+
+@torch.no_grad()
+def test_room_for_as_many_tokens_as_an_encoder_reads_is_no_attention_to_these() -> None:
+    """Behind 4 tokens, the next one and 5 free places are as many as it and the 5 of the encoder."""
+    layers = {f"{part}_{name}": 2 for part in ("encoder", "decoder") for name in ("layers", "attention_heads")}
+    config = BartConfig(vocab_size=31, d_model=16, encoder_ffn_dim=8, decoder_ffn_dim=8, **layers)
+    torch.manual_seed(0)
+    model, watches = BartForConditionalGeneration(config).eval().double(), []
+    ids = torch.randint(5, 31, (2, 5), generator=torch.Generator().manual_seed(1))
+    for options in ({}, {"cache_implementation": "static"}):
+        with watching(model, "column_mass") as watch:
+            model.generate(ids, min_new_tokens=9, max_new_tokens=9, do_sample=False, num_beams=1, **options)
+        watches.append(watch)
+    assert_same(*watches)
 
 
 def assert_same(found: Watch, expected: Watch, leave_out: tuple[str, ...] = ()) -> None:

@@ -161,7 +161,8 @@ class Sequences:
             self.role, self._is_role_known = "decoder", True
         elif not self._is_role_known:  # one token does not say it
             self.role, self._is_role_known = "decoder" if is_causal_layer(module, call) else "encoder", queries > 1
-        if forward.encoder_tokens and call.key.shape[2] - forward.offset == queries + forward.encoder_tokens:
+        tokens, others = forward.offset + queries, forward.encoder_tokens
+        if others and call.key.shape[2] == tokens + others and not hides_room(call, tokens):
             raise UserError(
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "
                 "of both"
