@@ -148,6 +148,8 @@ def test_what_it_cannot_be_is_refused_in_one_line() -> None:
     bert = BertModel(BertConfig(**tiny, num_hidden_layers=1, intermediate_size=24))
     bloom = BloomForCausalLM(BloomConfig(vocab_size=31, hidden_size=WIDTH, n_layer=1, n_head=HEADS))
     model, pairs = decoder(), torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool)
+    prefix = pairs.tril()
+    prefix[1, :, 2, 3] = True
     refused = {
         r"expected layers that see no later key, .*; layer 0 \(encoder\) sees later": lambda: _enter(bert),
         r"layer 0 \(encoder\) sees later keys": lambda: _enter(bert, heads=[(0, 1)]),
@@ -156,15 +158,17 @@ def test_what_it_cannot_be_is_refused_in_one_line() -> None:
         r"sequence: expected at most 12 tokens \(max_position_embeddings\), got 13": lambda: model(ids(13)),
         "got 21": lambda: model(ids(), position_ids=torch.arange(14, 14 + LENGTH)[None]),
         "attention_mask: expected one that hides later keys": lambda: model(ids(), attention_mask=pairs),
+        "attention: expected masks that hide later keys": lambda: _enter(llama(), ids(), mask=prefix),
     }
     for message, act in refused.items():
         with pytest.raises(UserError, match=message) as refusal:
             act()
         assert "\n" not in str(refusal.value)
     model(ids(), attention_mask=pairs.tril())
+    _enter(llama(), ids(), mask=pairs.tril())
 
 
-def _enter(model: Any, tokens: Tensor | None = None, **options: Any) -> None:
+def _enter(model: Any, tokens: Tensor | None = None, mask: Tensor | None = None, **options: Any) -> None:
     with regard.replacing(model, "stable-mask", **options):
         if tokens is not None:
-            model(tokens)
+            model(tokens, attention_mask=mask)

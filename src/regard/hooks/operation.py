@@ -301,13 +301,23 @@ class LayerOperation:
         return _lower_by_log_length(call) if spec.log_length else call
 
     def _pseudo_logits(self, call: AttentionCall, longest: int) -> Tensor:
-        """Return the logits of pseudo-scores beside the keys of each query, by its position in its sequence."""
+        """Return the logits of pseudo-scores beside the keys of each query, by its position in its sequence.
+
+        Raises:
+            UserError: The sequence is longer than rows in training, or a mask shows later keys, as in a prefix or an
+                image.
+        """
         batch, heads, queries, _ = call.query.shape
         state = self.passes.state
         last = state.forward.offset + queries
         positions = torch.arange(last - queries, last, device=call.query.device) - state.starts(call)
-        if last > longest and not is_traced() and (tokens := int(positions.max()) + 1) > longest:
-            raise UserError(f"sequence: expected at most {longest} tokens beside pseudo-scores, got {tokens}")
+        if last > longest and not is_traced() and (got := int(positions.max()) + 1) > longest:
+            raise UserError(f"sequence: expected at most {longest} tokens beside pseudo-scores, got {got}")
+        if not call.causal and queries > 1 and not is_traced():
+            placed, real = replace(call, offset=min(last, call.key.shape[2]) - queries), positions >= 0
+            real = real if (mask := state.forward.query_mask(queries)) is None else mask.to(real.device)
+            if bool((visible_mask(placed) & (relative_positions(placed) < 0) & real[:, None, :, None]).any()):
+                raise UserError("attention: expected masks that hide later keys, in whose place pseudo-scores stand")
         dtype = torch.promote_types(call.query.dtype, torch.float32)
         return pseudo_logits(positions.clamp(min=0), heads, longest, dtype).expand(batch, -1, -1)
 
