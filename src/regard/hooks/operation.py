@@ -101,7 +101,7 @@ def make_operations(
 
 
 def longest_sequence(spec: AttentionSpec, layer: AttentionLayer) -> int | None:
-    """Return how many positions a layer was trained on, for pseudo-scores; None if it needs not be known.
+    """Return how many positions a layer was trained on, for pseudo-scores; None if it need not be known.
 
     Raises:
         UserError: A layer cannot be given pseudo-scores: it sees later keys, or nothing says how many positions it has.
