@@ -29,10 +29,9 @@ from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.prompt_pool import embedding_reader
 from regard.adapters.queries import QueryReader
-from regard.adapters.reflection import mean_weights
+from regard.adapters.reflection import mean_weights, sample_rows
 from regard.adapters.router_warmup import PastTask, warm_up_router
 from regard.adapters.routers import QueryName, Router, make_query_reader, make_router
-from regard.adapters.reflection import sample_rows
 from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.text_learner import encode_pairs
 from regard.data.encoding import encode

@@ -264,8 +264,7 @@ class Sequences:
         if hidden is None:
             return False
         is_row = hidden.ndim == 2
-        if self.stack.is_time_first and not is_row:
-            hidden = hidden.transpose(0, 1)
+        hidden = hidden.transpose(0, 1) if self.stack.is_time_first and not is_row else hidden
         if is_row:
             self._has_rows = self._batch == 1 and self.forward is not None and not self.forward.offset
             hidden = hidden[None]
