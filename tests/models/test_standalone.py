@@ -126,7 +126,7 @@ def test_it_continues_from_a_cache(name: str) -> None:
 
 def test_it_can_be_read_before_it_is_trusted() -> None:
     source = CODE.read_text(encoding="utf-8")
-    assert len(source.splitlines()) < 340
+    assert len(source.splitlines()) < 350
     imports = re.findall(r"^\s*(?:from|import) (\w+)", source, flags=re.MULTILINE)
     assert set(imports) == {"math", "dataclasses", "typing", "torch", "transformers"}
 

@@ -30,12 +30,11 @@ class ProgressEvent:
     step: int = 0
     steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)  # by name: loss, tokens_per_second, seconds_left
-    note: str = ""  # a line that is shown at once, if it was not shown before
+    note: str = ""  # lines that are shown at once, if it was not shown before
     milestone: bool = False  # a log shows the event at once
 
     def __post_init__(self) -> None:
-        for name in ("phase", "note"):  # which may name a task of the user's, or a file
-            object.__setattr__(self, name, in_one_line(getattr(self, name)))
+        object.__setattr__(self, "phase", in_one_line(self.phase))  # it may name a task of the user's, or a file
 
     def __str__(self) -> str:
         parts = [self.phase]
