@@ -109,6 +109,22 @@ def test_prompts_are_cut_as_those_of_a_run_that_names_no_side(tmp_path: Path) ->
     assert [run["truncation_side"] for run in part.metadata["runs"]] == ["right"]
 
 
+def test_a_setting_that_there_was_not_has_its_default(tmp_path: Path) -> None:
+    folder, name = tmp_path / "part" / "run", "init_candidates"
+    for value in (None, 3):
+        options = {} if value is None else {"set": (*settings("sapt"), f"{name}={value}")}
+        result = run_over(first(stream(4), 1), tmp_path / f"part-{value}", method="sapt", seeds=[1], **options)
+        for run in result.metadata["runs"]:
+            del run["settings"][name]
+        result.save(folder, overwrite=True)
+        if value is None:
+            part = run_over(stream(4), tmp_path / "more", after=folder)
+            assert [run["settings"][name] for run in part.metadata["runs"]] == [16]
+            continue
+        with pytest.raises(UserError, match=f"{name} of sapt .*was 16 in .*, it is 3 now"):
+            run_over(stream(4), tmp_path / "other", after=folder)
+
+
 def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part", "ewc")
     with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):

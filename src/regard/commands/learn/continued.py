@@ -83,15 +83,17 @@ class FinishedRun:
     def go_on(self, run: Run) -> Run:
         """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.
 
-        Raises UserError if the method has other settings than it had then, by another version or file.
+        Raises UserError if the method has other settings than it had then, by another version or file. A setting that
+        there was not has its default.
         """
         chosen, method = self.choices(run.config.label, run.config.seed), run.config.make_method()
         config = replace(run.config, length=chosen["length"], head=chosen.get(HEAD) or "method")
         if method.own_learning_rate(config.budget()) is None:  # else it is one of the settings
             config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
         now = json.loads(json.dumps(method.config.to_dict()))
+        defaults = json.loads(json.dumps(type(method.config)().to_dict()))
         for name in {**now, **chosen["settings"]}:
-            before, after = chosen["settings"].get(name), now.get(name)
+            before, after = chosen["settings"].get(name, defaults.get(name)), now.get(name)
             if before != after:
                 raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
         changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "search": chosen["search"]}
