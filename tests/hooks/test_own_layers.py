@@ -234,6 +234,17 @@ def test_what_a_block_begins_with_is_refused_inside_of_a_compiled_function() -> 
     assert not intercepted._UNCOMPILED._blocks
 
 
+def assert_nothing_is_left(model: nn.Module) -> None:
+    """Check that a block which was refused has left neither hooks nor a stance, and that another one measures."""
+    assert not intercepted._OPEN
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    with watching(model, "column_mass") as watch:
+        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+        model(ids())
+    assert torch._dynamo.eval_frame._stance.stance == "default"
+    assert_exact(watch, model)
+
+
 @torch.no_grad()
 def test_a_block_that_is_refused_as_it_begins_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> None:
@@ -244,13 +255,7 @@ def test_a_block_that_is_refused_as_it_begins_leaves_nothing(monkeypatch: pytest
         patch.setattr("torch.compiler.set_stance", refuse)
         with pytest.raises(UserError, match=INSIDE), watching(model, "column_mass"):
             pass
-    assert not intercepted._OPEN
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    with watching(model, "column_mass") as watch:
-        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
-        model(ids())
-    assert torch._dynamo.eval_frame._stance.stance == "default"
-    assert_exact(watch, model)
+    assert_nothing_is_left(model)
 
 
 @pytest.mark.exhaustive
@@ -266,13 +271,7 @@ def test_a_block_inside_of_a_compiled_function_is_refused_and_leaves_nothing() -
 
     with pytest.raises(UserError, match=INSIDE):
         step(ids())
-    assert not intercepted._OPEN
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-    with watching(model, "column_mass") as watch:
-        assert torch._dynamo.eval_frame._stance.stance == "force_eager"
-        model(ids())
-    assert torch._dynamo.eval_frame._stance.stance == "default"
-    assert_exact(watch, model)
+    assert_nothing_is_left(model)
 
 
 @torch.no_grad()

@@ -30,7 +30,6 @@ from regard.runs.quiet import suppress_logging
 _HEAD, _FROZEN_HEAD = "head.", "frozen_head."
 """Beginnings of the names of the head's weights in a file: of those that train, and of the others."""
 TENSORS, METADATA, FORMAT = "adapters.safetensors", "adapters.json", "regard shared adapters 3"
-"""The same, but that bases are told by their weights alone."""
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError, RuntimeError)
 OPTION = "folder"
 """Name of the argument of the folder, for messages."""

@@ -61,7 +61,7 @@ UNROUNDED: ContextVar[AttentionCall | None] = ContextVar("UNROUNDED", default=No
 _LACKS_SDPA: dict[type, bool] = {}
 """What `_lacks_sdpa` has found, by class; torch.compile does not see a `functools.cache`."""
 
-OBEYED = ("cache", "described", "indices", "position_bias", "s_aux", "sinks", "softcap")
+OBEYED = frozenset({"cache", "described", "indices", "position_bias", "s_aux", "sinks", "softcap"})
 """Options of a host that say what its attention computes."""
 IGNORED = (
     "assistant_masks", "attention_mask", "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "decoder_input_ids",
@@ -69,7 +69,7 @@ IGNORED = (
     "num_items_in_batch", "position_ids", "seq_idx", "special_tokens_mask", "token_type_ids",
 )  # fmt: skip
 """Options that do not: the mask says it already, or they are meant for other parts of the model."""
-_OBEYED, _KNOWN = frozenset(OBEYED), frozenset(OBEYED + IGNORED)
+_KNOWN = OBEYED.union(IGNORED)
 
 
 def attention_function(
@@ -163,7 +163,7 @@ def _decode(
     constants, present = module._modules.get(NAME), OBSERVERS.get(module, ())
     if len(present) > 1 or (constants is None) != bool(present):
         return None
-    if any(options[name] is not None for name in _OBEYED.intersection(options)):
+    if any(options[name] is not None for name in OBEYED.intersection(options)):
         return None
     if OVERRIDE in vars(module) or "compressor" in module._modules or _lacks_sdpa(type(module)):
         return None

@@ -6,17 +6,15 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 import torch
 
 DEVICE_TYPES = ("cpu", "cuda", "mps", "xpu")
-
-
-def is_autocast_on() -> bool:
-    """Return whether products are computed in a lower precision than their operands on some device."""
-    return any(map(torch.is_autocast_enabled, DEVICE_TYPES))
+_NOTHING = nullcontext()
 
 
 def without_autocast() -> AbstractContextManager[None]:
     """Return a block in which no product is computed in a lower precision than its operands."""
+    if not any(map(torch.is_autocast_enabled, DEVICE_TYPES)):  # as in most layers, of which each asks
+        return _NOTHING
     enabled = [device for device in DEVICE_TYPES if torch.is_autocast_enabled(device)]
-    return _switched_off(enabled) if enabled else nullcontext()
+    return _switched_off(enabled)
 
 
 @contextmanager

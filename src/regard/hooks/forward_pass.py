@@ -117,8 +117,8 @@ class ForwardContext:
 
     @property
     def is_next_step(self) -> bool:
-        """Whether it goes on behind a cache that has no more room than tokens, of which none is padding."""
-        return bool(self.offset) and self.token_mask is None and not self.has_room
+        """Whether it goes on behind a cache that has no more room than tokens."""
+        return bool(self.offset) and not self.has_room
 
     @cached_property
     def token_starts(self) -> tuple[int, ...] | None:

@@ -77,17 +77,19 @@ def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
 
 def lacks_sdpa(config: Any) -> bool:
     """Return whether models with a config do not support SDPA, so that they expect the masks of eager attention."""
-    host = _HOSTS.get(type(config))
-    if host is None:
-        try:
-            host = AutoModel._model_mapping.get(type(config), None)
-        except ValueError:  # Transformers names the model of this config, and does not export it
-            return False
-        if host is None:
-            return False
-        if not is_traced():
-            _HOSTS[type(config)] = host
-    return not getattr(host, "_supports_sdpa", True)
+    host = _HOSTS.get(type(config)) or _find_host(type(config))
+    return host is not None and not getattr(host, "_supports_sdpa", True)
+
+
+def _find_host(config_class: type) -> Any:
+    """Return the model of a class of configs, None if there is none, and keep it for the next layer."""
+    try:
+        host = AutoModel._model_mapping.get(config_class, None)
+    except ValueError:  # Transformers names the model of this config, and does not export it
+        return None
+    if host is not None and not is_traced():
+        _HOSTS[config_class] = host
+    return host
 
 
 def function_of_user(functions: Mapping[str, Any], name: str | None) -> Any:

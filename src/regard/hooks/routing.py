@@ -14,7 +14,7 @@ from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
-from regard.hooks.autocast import is_autocast_on, without_autocast
+from regard.hooks.autocast import without_autocast
 from regard.hooks.continuous_batching import without_continuous_batching
 from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
@@ -277,9 +277,6 @@ class _ObserverHook:
 
     def _run(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer) and self._sees():
-            if not is_autocast_on():
-                self._function(*args)
-                return
             with without_autocast():
                 self._function(*args)
 

@@ -252,7 +252,9 @@ class Watch(Observer, Readings):
     def attend_step(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
         sequences = self.locations[module][0]
         forward = sequences.forward
-        if forward is None or not sequences.lengths or not forward.is_next_step or sequences.stack.is_own:
+        if forward is None or not sequences.lengths or sequences.stack.is_own:
+            return None
+        if not forward.is_next_step or forward.token_mask is not None:
             return None
         index = sequences.counter.layer_of(module)
         kept = self._kept.get((module, index))
@@ -270,7 +272,7 @@ class Watch(Observer, Readings):
         """Return whether a call is a step with a cache that may be reduced together with later ones."""
         if self._wanted.projection or position.is_repeat or position.part:
             return False
-        return bool(forward.offset) and not forward.has_room and can_keep(call)
+        return forward.is_next_step and can_keep(call)
 
     @no_grad
     def after_attention(

@@ -6,8 +6,8 @@ from typing import Any
 
 from regard.runs.idle_options import IdleOptions
 
-CLASSES, ANSWERS = "classes", "answers"
-"""Modes: tasks of classification, or with answers in text."""
+CLASSES = "classes"
+"""Mode: tasks of classification, without answers in text."""
 
 
 def _has_own_tasks(config: Any) -> bool:

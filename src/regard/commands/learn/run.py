@@ -14,7 +14,7 @@ from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.identity import run_identity
-from regard.commands.learn.idle import ANSWERS, CLASSES
+from regard.commands.learn.idle import CLASSES
 from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Run, check_method, run_method, task_hashes
@@ -154,7 +154,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work,
     ):
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
-        config.warn_of_idle(ANSWERS if streams[configs[0].seed].text else CLASSES)
+        modes = () if streams[configs[0].seed].text else (CLASSES,)
+        config.warn_of_idle(*modes)
         loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         first_tasks = streams[configs[0].seed].tasks

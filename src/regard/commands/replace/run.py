@@ -122,8 +122,8 @@ def replace(  # noqa: D417 - the options are described in the configuration
 
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
-        is_published = isinstance(task, Task) or task in TASKS
-        config.warn_of_idle(*[LANGUAGE_MODEL] * language_model, *["published"] * is_published)
+        modes = {LANGUAGE_MODEL: language_model, "published": isinstance(task, Task) or task in TASKS}
+        config.warn_of_idle(*(mode for mode, holds in modes.items() if holds))
         loaded = _load_model(model, tokenizer, language_model)
         encoder = loaded.model if language_model else get_encoder(loaded.model)
         report("reading the task")
@@ -140,7 +140,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if read.name != LANGUAGE_MODEL:
             evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
         identity = {name: value for name, value in metadata.items() if name != "created"}
-        # Its rows have a hash of their own
+        # Its rows have a hash of their own.
         identity["data"] = {**metadata["data"], "source": without_hash(read.source)}
         work.start(identity)
         preparing = time.perf_counter() - start
