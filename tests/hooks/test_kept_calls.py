@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
-from regard.hooks import Watch, watching
+from regard.hooks import Watch, module_tree, watching
 from regard.hooks import watch as watch_module
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from tests.named_cache import behind
@@ -59,21 +59,37 @@ def test_steps_are_reduced_once_a_layer(monkeypatch: pytest.MonkeyPatch) -> None
     assert queries == [5, 7, 7]  # of the prompt of both layers at once
 
 
-def test_the_next_token_goes_a_shorter_way_in_all_layers_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first learns whether the forward goes on with the rows of before; `expected` takes the long way always."""
-    model, long_way = llama(), list[int]()
+def test_the_next_token_goes_a_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frame of the long way is what is expected."""
+    model, long_way = llama(), list[nn.Module]()
 
     def before_attention(self: Watch, module: nn.Module, call: AttentionCall) -> Any:
-        long_way.append(model.model.layers[1].self_attn is module)
+        long_way.append(module)
         return own(self, module, call)
 
     own = Watch.before_attention
     monkeypatch.setattr(Watch, "before_attention", before_attention)
     actual = measured(model, [5, *[1] * 7])
-    assert sum(long_way) == 1 + 1  # of the prompt, and of the step that is kept first
+    assert len(long_way) == 2 + 2  # of the prompt, and of the step that is kept first
     monkeypatch.setattr(Watch, "attend_step", lambda *_: None)
     pd.testing.assert_frame_equal(actual, measured(model, [5, *[1] * 7]), rtol=0, atol=0)
-    assert sum(long_way) == 2 + 8
+    assert len(long_way) == 4 + 16
+
+
+def test_a_forward_walks_over_no_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a walk finds does not change from one forward to the next."""
+    model, walks = llama(), list[nn.Module]()
+    own = module_tree._walk
+
+    def walk(module: nn.Module) -> list[tuple[str, nn.Module]]:
+        walks.append(module)
+        return own(module)
+
+    with watching(model):
+        model(IDS)
+        monkeypatch.setattr(module_tree, "_walk", walk)
+        read(model, [5, 1, 6])
+        assert not walks
 
 
 def test_what_blocks_write_to_their_inputs_is_not_what_was_returned() -> None:

@@ -209,6 +209,12 @@ class AttentionCall:
         """Repeat what key/value heads have, (batch, group, …), for each of their query heads."""
         return tensor.repeat_interleave(self.num_key_value_groups, dim=1)
 
+    def as_step(self, query: Tensor, key: Tensor, value: Tensor, offset: int) -> AttentionCall:
+        """Return the call of a later token, equal in all else. Where every operation counts it replaces `replace`."""
+        call = object.__new__(AttentionCall)
+        call.__dict__.update(self.__dict__, query=query, key=key, value=value, offset=offset)
+        return call
+
     def detach(self) -> AttentionCall:
         tensors = (self.query, self.key, self.value, self.bias, self.sink)
         is_detached = self.constant is None and self.operation is None

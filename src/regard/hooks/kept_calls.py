@@ -32,6 +32,8 @@ class KeptCalls:
     offset: int = 0
     versions: tuple[int, ...] = ()
     """How often keys and values of the latest step had been written to."""
+    entries: Tensor | None = None
+    """Some entries of each key of the latest step."""
 
     def goes_on(self, call: AttentionCall) -> bool:
         """Return whether a call is the next step: it has all keys of the latest one, in other memory, and one more.
@@ -39,8 +41,8 @@ class KeptCalls:
         Raise a UserError if those have been written to.
         """
         self._check_unwritten()
-        latest = self.latest
-        if latest is None or len(self.queries) == MAX_STEPS:
+        latest, entries = self.latest, self.entries
+        if latest is None or entries is None or len(self.queries) == MAX_STEPS:
             return False
         keys = latest.key.shape[2]
         return (
@@ -50,7 +52,7 @@ class KeptCalls:
             and (call.query_mask is None) == (latest.query_mask is None)
             and call.key.data_ptr() != latest.key.data_ptr()
             and _continues(latest.key_mask, call.key_mask)
-            and torch.equal(call.key[:, 0, :keys, :KEY_ENTRIES], latest.key[:, 0, :, :KEY_ENTRIES])
+            and torch.equal(_entries(call.key, keys), entries)
         )
 
     def next_call(self, query: Tensor, key: Tensor, value: Tensor, scale: float, offset: int) -> AttentionCall | None:
@@ -60,7 +62,7 @@ class KeptCalls:
             return None
         if latest.query_mask is not None or latest.key_mask is not None:
             return None
-        call = replace(latest, query=query, key=key, value=value, offset=offset)
+        call = latest.as_step(query, key, value, offset)
         return call if _has_all_keys(call) and self.goes_on(call) else None
 
     def _check_unwritten(self) -> None:
@@ -79,6 +81,7 @@ class KeptCalls:
             self.query_masks.append(call.query_mask.clone())
         self.versions = _versions(call)
         self.latest = call.detach()
+        self.entries = _entries(self.latest.key, call.key.shape[2])
         if call.dropout or call.key_mask is not None:
             self.latest = map_fields(replace(self.latest, dropout=0.0), key_mask=torch.clone)
 
@@ -113,6 +116,12 @@ def _has_all_keys(call: AttentionCall) -> bool:
     key = call.key
     is_whole = call.offset + 1 == key.shape[2] and key.untyped_storage().nbytes() == key.nbytes
     return is_whole and key.device.type == "cpu" and not (key.is_inference() or call.value.is_inference())
+
+
+def _entries(key: Tensor, count: int) -> Tensor:
+    """Return some entries of the first keys of the first head, (batch, key, entry), by the quickest way to a view."""
+    batch, _, token, entry = key.stride()
+    return key.as_strided((len(key), count, min(KEY_ENTRIES, key.shape[-1])), (batch, token, entry))
 
 
 def _versions(call: AttentionCall) -> tuple[int, ...]:

@@ -134,6 +134,8 @@ class RootTokens:
     def __init__(self, model: nn.Module | None) -> None:
         self.root = None if model is None else find_root(model)
         self.ids: Tensor | None = None
+        self._readers: dict[nn.Module, bool] = {}
+        """Whether a stack reads what the root embeds, by stack: it takes a walk over all modules to know."""
 
     def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the ids of a forward of the whole model."""
@@ -146,13 +148,21 @@ class RootTokens:
 
     def of_stack(self, stack: nn.Module) -> Tensor | None:
         """Return the ids if the stack reads what the model embeds, and is no decoder beside an encoder."""
-        root = self.root
-        if self.ids is None or root is None or stack is root:
+        if self.ids is None or self.root is None:
             return None
-        is_decoder = getattr(getattr(stack, "config", None), "is_decoder", False) or attends_across(stack)
-        if root.config.is_encoder_decoder and is_decoder:
-            return None
-        table = input_embeddings(root)
-        holders = [one for one in modules_of(root) if isinstance(one, PreTrainedModel) and table in modules_of(one)]
-        innermost = modules_of(holders[-1]) if holders else []  # of BART a model around the encoder
-        return self.ids if stack in innermost or stack in holders else None
+        if stack not in self._readers:
+            self._readers[stack] = _reads_embeddings(stack, self.root)
+        return self.ids if self._readers[stack] else None
+
+
+def _reads_embeddings(stack: nn.Module, root: PreTrainedModel) -> bool:
+    """Return whether a stack in a whole model reads what that embeds, and is no decoder beside an encoder."""
+    if stack is root:
+        return False
+    is_decoder = getattr(getattr(stack, "config", None), "is_decoder", False) or attends_across(stack)
+    if root.config.is_encoder_decoder and is_decoder:
+        return False
+    table = input_embeddings(root)
+    holders = [one for one in modules_of(root) if isinstance(one, PreTrainedModel) and table in modules_of(one)]
+    innermost = modules_of(holders[-1]) if holders else []  # of BART a model around the encoder
+    return stack in innermost or stack in holders

@@ -200,6 +200,11 @@ class Watch(Observer, Readings):
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
             self._add_hidden(sequences, sequences.counter.leave(hidden), as_hidden(hidden))
 
+    def _add_embeddings(self, sequences: Sequences) -> None:
+        """Add what the first block has read, at the first attention call of a forward."""
+        self._add_hidden(sequences, EMBEDDING_LAYER, sequences.embeddings)
+        sequences.embeddings = None
+
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
         names = self._wanted.hidden
@@ -227,8 +232,7 @@ class Watch(Observer, Readings):
         self._calls += 1
         self._layers_with_attention.add(position.layer)
         if is_first:
-            self._add_hidden(sequences, EMBEDDING_LAYER, sequences.embeddings)
-            sequences.embeddings = None
+            self._add_embeddings(sequences)
         has_values = self._wanted.vectors or self._wanted.projection
         if not self._is_observed(position.layer) or (position.is_repeat and not has_values):
             return None
@@ -252,17 +256,18 @@ class Watch(Observer, Readings):
     def attend_step(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor | None:
         sequences = self.locations[module][0]
         forward = sequences.forward
-        if forward is None or not sequences.lengths or sequences.stack.is_own:
-            return None
-        if not forward.is_next_step or forward.token_mask is not None:
+        if forward is None or sequences.stack.is_own or not forward.is_next_step or forward.token_mask is not None:
             return None
         index = sequences.counter.layer_of(module)
         kept = self._kept.get((module, index))
         call = None if kept is None else kept.next_call(query, key, value, scale, forward.offset)
         if kept is None or call is None:
             return None
+        is_first = not sequences.lengths
         self.latest, self._is_kept, self._waits = sequences.locate(module, "self", call), True, False
         self._calls += 1
+        if is_first:
+            self._add_embeddings(sequences)
         output = sdpa(call)
         kept.add(call)
         sequences.latest["self"] = call, output.detach(), {}, dict(sequences.layer("self", index).tensors)
