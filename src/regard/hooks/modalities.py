@@ -131,11 +131,10 @@ class RootTokens:
         ids: Token ids of the forward under way; None if it was passed none.
     """
 
-    def __init__(self, model: nn.Module | None) -> None:
-        self.root = None if model is None else find_root(model)
+    def __init__(self, model: nn.Module | None, stacks: Iterable[nn.Module] = ()) -> None:
+        self.root = root = None if model is None else find_root(model)
         self.ids: Tensor | None = None
-        self._readers: dict[nn.Module, bool] = {}
-        """Whether a stack reads what the root embeds, by stack: it takes a walk over all modules to know."""
+        self._readers = set() if root is None else {stack for stack in stacks if _reads_embeddings(stack, root)}
 
     def begin(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note the ids of a forward of the whole model."""
@@ -148,11 +147,7 @@ class RootTokens:
 
     def of_stack(self, stack: nn.Module) -> Tensor | None:
         """Return the ids if the stack reads what the model embeds, and is no decoder beside an encoder."""
-        if self.ids is None or self.root is None:
-            return None
-        if stack not in self._readers:
-            self._readers[stack] = _reads_embeddings(stack, self.root)
-        return self.ids if self._readers[stack] else None
+        return self.ids if stack in self._readers else None
 
 
 def _reads_embeddings(stack: nn.Module, root: PreTrainedModel) -> bool:

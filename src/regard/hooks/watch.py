@@ -67,12 +67,13 @@ class Watch(Observer, Readings):
         self._wanted = WantedReductions(statistics)
         self._of_hidden = [one.name for one in statistics if needs_any(one, self._wanted.hidden)]
         special = frozenset[int]().union(*(statistic.special_ids for statistic in statistics))
-        self._modalities, self._root = TokenModalities.of(model, special), RootTokens(model)
+        self._modalities = TokenModalities.of(model, special)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
             raise UserError(f"{ModalityMass.name}: {describe_one_modality(type(model).__name__)}")
         self.projection_inputs = ProjectionInputs()
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks, located = select_stacks(model, part)
+        self._root = RootTokens(model, [stack.module for stack in stacks])
         self._layers = None if layers is None else check_layers(layers, max(map(num_blocks, stacks)))
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
