@@ -953,6 +953,54 @@ def test_numbers_of_classes_that_have_names_are_read_as_these(tmp_path: Path) ->
     }
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize("named", ["train", "test"])
+def test_numbers_beside_a_file_with_names_of_classes_have_these_names(kind: str, named: str, tmp_path: Path) -> None:
+    other = "test" if named == "train" else "train"
+    write_classes(tmp_path / f"a/{named}.parquet", [0, 1, 1, 0] * 3, ["good", "bad"])
+    texts = [(f"{other} {number}", (1, 0, 0, 1)[number % 4]) for number in range(12)]
+    line = '"{}",{}\n' if kind == "csv" else '{{"text": "{}", "label": {}}}\n'
+    lines = ["text,label\n"] * (kind == "csv") + [line.format(text, label) for text, label in texts]
+    (tmp_path / f"a/{other}.{kind}").write_text("".join(lines))
+    task = read_stream(tmp_path, max_eval_samples=None).tasks[0]
+    assert isinstance(task, ClassificationTask)
+    assert task.labels == ("bad", "good")
+    found = {
+        text: task.labels[cast(int, label)]
+        for split in (task.train, task.dev, task.test)
+        for (text,), label in zip(split.texts, split.labels, strict=True)
+    }
+    assert len(found) == 24
+    for text, label in found.items():
+        is_good = int(text.split()[1]) % 4 in ((0, 3) if text.startswith(named) else (1, 2))
+        assert label == ("good" if is_good else "bad")
+
+
+def test_numbers_are_not_named_by_names_that_are_numbers(tmp_path: Path) -> None:
+    """Nobody knows whether a 1 beside classes called 1 and 2 is the first or the second."""
+    write_classes(tmp_path / "a/train.parquet", [0, 1] * 6, ["1", "2"])
+    (tmp_path / "a/test.csv").write_text("text,label\nred,1\nblue,2\n")
+    task = read_stream(tmp_path, max_eval_samples=None).tasks[0]
+    assert isinstance(task, ClassificationTask)
+    assert (task.labels, sorted(task.test.labels)) == (("a/1", "a/2"), [0, 1])
+
+
+def test_a_number_beyond_the_names_of_classes_is_refused(tmp_path: Path) -> None:
+    path = write_classes(tmp_path / "beyond.parquet", [0, 1, 2, 1] * 5, ["good", "bad"])
+    known = "expected the number of a class with a name, 0 to 1 (good, bad), in"
+    for read, told in ((read_stream, f"stream: {known} {path}, row 3, got 2"), (read_task, f"task: {known} {path}")):
+        with pytest.raises(UserError, match=re.escape(told)):
+            read(str(path))
+
+
+def test_a_table_of_classes_that_have_names_keeps_their_order(tmp_path: Path) -> None:
+    """The second class is the one that F1 is of, whatever the names."""
+    path = write_classes(tmp_path / "named.parquet", [0, 1, 1, 0, 1] * 4, ["quiet", "loud"])
+    task = read_task(str(path))
+    assert task.labels == ("quiet", "loud")
+    assert sorted([*task.train.labels, *task.validation.labels]) == [0] * 8 + [1] * 12
+
+
 def test_two_files_of_a_task_that_number_their_classes_otherwise_are_refused(tmp_path: Path) -> None:
     train = write_classes(tmp_path / "train.parquet", [0, 1] * 5, ["good", "bad"], "stars")
     same = write_classes(tmp_path / "same.parquet", [0, 1], ["good", "bad"], "stars")

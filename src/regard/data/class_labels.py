@@ -1,6 +1,7 @@
 """Names of classes that the library datasets keeps beside the numbers of a Parquet file."""
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from regard.data.tables import TASK, Records, find_table_suffix
+from regard.data.missing_values import is_minus_one, undo_float
+from regard.data.rows import WHOLE
+from regard.data.tables import TASK, Records, find_table_suffix, row_unit
 from regard.errors import UserError
+
+_NUMBER = re.compile(r"-?\d{1,9}(\.0+)?")
 
 
 def read_class_names(path: Path, column: str) -> tuple[str, ...]:
@@ -25,19 +30,49 @@ def read_class_names(path: Path, column: str) -> tuple[str, ...]:
     return tuple(feature.get("names") or ()) if is_class else ()
 
 
-def name_classes(records: Records, path: Path, column: str) -> Records:
-    """Write the names of classes in the place of their numbers, where a file has both."""
-    names = read_class_names(path, column)
+def read_names_by_file(paths: Sequence[Path], column: str) -> dict[Path, tuple[str, ...]]:
+    """Return the names of the classes of each of a task's files, the first of which is trained on.
+
+    A file without names has those of the first, or of the others if they agree; unless names are whole numbers
+    themselves, so that nobody knows what a number is.
+    """
+    found = {path: read_class_names(path, column) for path in paths}
+    distinct = {names for names in found.values() if names}
+    shared = found[paths[0]] or (next(iter(distinct)) if len(distinct) == 1 else ())
+    shared = () if any(map(WHOLE.fullmatch, shared)) else shared
+    return {path: names or shared for path, names in found.items()}
+
+
+def name_classes(records: Records, path: Path, column: str, names: Sequence[str], option: str) -> Records:
+    """Write the names of classes in the place of their numbers. Raises UserError if there is none for a number."""
+    unit = row_unit(path)
     for number, values in records:
-        label = values.get(column)
-        if isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(names):
-            values = {**values, column: names[label]}
+        if names and column in values:
+            name = name_class(values[column], names, f"{path}, {unit} {number}", option)
+            values = {**values, column: name}
         yield number, values
 
 
-def check_same_names(paths: Sequence[Path], column: str) -> None:
-    """Raise UserError if files number their classes in different orders; one may have further classes at its end."""
+def name_class(label: Any, names: Sequence[str], location: str, option: str) -> Any:
+    """Return the name of a class; what is no whole number, or −1 for no label, stays. Raises UserError."""
+    written = str(undo_float(label)).strip()
+    if isinstance(label, bool) or is_minus_one(label) or not _NUMBER.fullmatch(written):
+        return label
+    number = int(written.partition(".")[0])
+    if not 0 <= number < len(names):
+        known = f"0 to {len(names) - 1} ({', '.join(names[:6])}{', …' * (len(names) > 6)})"
+        raise UserError(f"{option}: expected the number of a class with a name, {known}, in {location}, got {label}")
+    return names[number]
+
+
+def read_same_names(paths: Sequence[Path], column: str) -> tuple[str, ...]:
+    """Return the names of the classes of files that number them in one order; one may have further ones at its end.
+
+    Raises:
+        UserError: Their orders differ.
+    """
     found = {path: names for path in paths if (names := read_class_names(path, column))}
     if any(len(set(of_number)) > 1 for of_number in zip(*found.values(), strict=False)):
         told = " and ".join(f"{', '.join(names)} in {path}" for path, names in found.items())
         raise UserError(f"{TASK}: expected classes numbered in one order, got {told}")
+    return max(found.values(), key=len, default=())

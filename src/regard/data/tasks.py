@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from regard.data import tables
-from regard.data.class_labels import check_same_names
+from regard.data.class_labels import name_class, read_same_names
 from regard.data.conll import read_conll
 from regard.data.examples import Examples, Task, TaskKind
 from regard.data.files import describe_file
@@ -157,12 +157,14 @@ def read_task(
     check_choice("missing-values", missing_values, get_args(MissingValues))
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
-    spec, left_out = None, 0
+    spec, left_out, class_names = None, 0, tuple[str, ...]()
     if tables.is_table(name):
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
         paths = [Path(path) for path in (name, validation) if path is not None]
-        *splits, source = _read_user_table(paths, _parse_columns(text, label), seed, missing_values)
+        columns = _parse_columns(text, label)
+        class_names = read_same_names(paths, columns.label)
+        *splits, source = _read_user_table(paths, columns, seed, missing_values)
         left_out = sum(table.left_out for table in splits)
         names = [row.label for table in splits for row in table.rows]
         tables.warn_of_labels(map(str, names), name, tables.TASK)
@@ -190,7 +192,7 @@ def read_task(
     return Task(
         name=name if spec else Path(name).name,
         kind=kind,
-        labels=labels,
+        labels=tuple(name_class(one, class_names, name, tables.TASK) for one in labels) if class_names else labels,
         metric=metric,
         train=train,
         validation=held_out,
@@ -210,7 +212,6 @@ def _read_user_table(
     paths: Sequence[Path], columns: tables.Columns, seed: int, missing_values: MissingValues
 ) -> _Tables:
     """Read a table to train on, and one to validate on or a part of it."""
-    check_same_names(paths, columns.label)
     path, table = paths[0], tables.read_table(paths[0], columns, missing_values=missing_values)
     if len(paths) > 1:
         if missing_values == "skip" and marks_none(row.label for row in table.rows):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from regard.data import tables
 from regard.data.benchmarks import TaskType
-from regard.data.class_labels import name_classes
+from regard.data.class_labels import name_classes, read_class_names
 from regard.data.missing_values import blank_no_numbers, is_nothing, undo_float
 from regard.data.rows import FREE_ANSWER
 from regard.errors import UserError, warn_user
@@ -16,7 +16,7 @@ INSTRUCTION, ANSWER = ("instruction", "definition"), ("answer", "target")
 TEXT, OUTPUT = "text", ("output", "response", "completion")
 """The column of texts, and what one of free answers may be called besides where there are no labels."""
 _INPUT, PROMPT = "input", "prompt"  # columns of texts, and of whole prompts, where there is no `TEXT`
-PAIR = "text_pair"
+PAIR, LABEL = "text_pair", "label"
 
 
 class Record(NamedTuple):
@@ -85,10 +85,14 @@ def _warn_of_unread_answers(records: Sequence[Record], answer: str | None, names
         warn_user(f"stream: {name}: {what}, not from {' or '.join(map(repr, unread))}; delete or rename it")
 
 
-def read_located(path: Path) -> list[Record]:
-    """Read the rows of a table, at least one, each with its place. Raises UserError."""
+def read_located(path: Path, names: Sequence[str] | None = None) -> list[Record]:
+    """Read the rows of a table, at least one, each with its place. Raises UserError.
+
+    `names` are those of its classes by number; by default the file's own.
+    """
     unit = tables.row_unit(path)
-    named = list(name_classes(tables.read_records(path, tables.STREAM), path, "label"))
+    names = read_class_names(path, LABEL) if names is None else names
+    named = list(name_classes(tables.read_records(path, tables.STREAM), path, LABEL, names, tables.STREAM))
     records = blank_no_numbers(named, "label", path, tables.STREAM)
     rows = [Record(values, f"{path}, {unit} {number}") for number, values in records]
     if not rows:

@@ -8,6 +8,7 @@ from typing import Any
 
 from regard.data import tables
 from regard.data.benchmarks import LONG_SEQUENCE, TaskType
+from regard.data.class_labels import read_names_by_file
 from regard.data.files import describe_file
 from regard.data.instructions import format_prompt
 from regard.data.missing_values import (
@@ -26,6 +27,7 @@ from regard.data.rows import LabeledRow, RawTask, TextKey
 from regard.data.splits import divide_rows
 from regard.data.stream import SPLITS
 from regard.data.user_rows import (
+    LABEL,
     PAIR,
     PROMPT,
     Record,
@@ -183,7 +185,11 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         splits = ", ".join(name for name in names if name.split(".")[0].lower() in SPLIT_NAMES)
         instead = f"put {splits} into {path}/TASK" if splits else "there is none"
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; {instead}")
-    records = {file: read_located(file) for files in files_by_task.values() for file in files.values()}
+    records = {
+        file: read_located(file, names)
+        for files in files_by_task.values()
+        for file, names in read_names_by_file([files["train"], *files.values()], LABEL).items()
+    }
     every = [record for rows in records.values() for record in rows]
     columns = find_columns(every, task_type, str(path))
     named = {file: (name, split == "train") for name, files in files_by_task.items() for split, file in files.items()}
