@@ -130,10 +130,10 @@ def test_two_columns_are_a_word_and_the_tag_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("last,single", ["ES", "LU"])
-def test_entities_of_bioes_and_bilou(tmp_path: Path, last: str, single: str) -> None:
+@pytest.mark.parametrize("last,single,inside", ["ESI", "LUI", "ESM"])
+def test_entities_of_bioes_bilou_and_bmes(tmp_path: Path, last: str, single: str, inside: str) -> None:
     """The last word of an entity, and an entity of one word, have tags of their own."""
-    text = f"Ada B-PER\nde I-PER\nBoer {last}-PER\nsaw O\nRome {single}-LOC\nBonn {single}-LOC\n"
+    text = f"Ada B-PER\nde {inside}-PER\nBoer {last}-PER\nsaw O\nRome {single}-LOC\nBonn {single}-LOC\n"
     for name in ("train.txt", "dev.txt"):
         write(tmp_path / name, text)
     task = read_task("ner", tmp_path)
@@ -144,7 +144,7 @@ def test_entities_of_bioes_and_bilou(tmp_path: Path, last: str, single: str) -> 
 def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) -> None:
     for name in ("train.txt", "dev.txt"):
         write(tmp_path / name, "B-PER Ada\nO ran\n")
-    expected = "task: expected an entity's tag (O, B-, I-, or E-, S-, L-, U- with a type) in the last column of "
+    expected = "task: expected an entity's tag (O, B-, I-, or E-, S-, M-, L-, U- with a type) in the last column of "
     assert message_of("ner", tmp_path) == f"{expected}{tmp_path / 'train.txt'}, line 1, got 'Ada'"
 
 

@@ -8,7 +8,8 @@ from regard.data.tables import Table, TableRow, read_text_lines
 from regard.errors import UserError
 
 _GAP = re.compile("[ \t]+")  # a word may have other spaces, as that between thousands
-_TO_BIO = {"S": "B", "U": "B", "E": "I", "L": "I"}  # of BIOES and BILOU: an entity of one word, and its last word
+_TO_BIO = {"S": "B", "U": "B", "E": "I", "L": "I", "M": "I"}
+"""Of BIOES, BILOU and BMES: an entity of one word, and its last word; of BMES those between."""
 _ENTITY_TAG = re.compile("O|[BI]-.+")
 
 
@@ -47,7 +48,7 @@ def _read_entity_tag(tag: str, path: Path, number: int) -> str:
     """Return a tag of an entity as B-, I- or O."""
     bio = _TO_BIO[tag[0]] + tag[1:] if tag[:1] in _TO_BIO and tag[1:2] == "-" else tag
     if not _ENTITY_TAG.fullmatch(bio):
-        expected = "an entity's tag (O, B-, I-, or E-, S-, L-, U- with a type) in the last column"
+        expected = "an entity's tag (O, B-, I-, or E-, S-, M-, L-, U- with a type) in the last column"
         raise UserError(f"task: expected {expected} of {path}, line {number}, got {tag!r}")
     return bio
 
