@@ -49,6 +49,24 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
             "references: lora changes nothing, neither joint nor separate is among the methods",
         ],
     ),
+    "no probing": (
+        lambda: LearnConfig(method="finetune,sapt,lwf", num_probing_epochs=2, probing_learning_rate=0.1),
+        ("classes",),
+        [
+            "num-probing-epochs: 2 changes nothing, no method trains the head alone",
+            "probing-learning-rate: 0.1 changes nothing, no method trains the head alone",
+        ],
+    ),
+    "probing of some": (
+        lambda: LearnConfig(method="finetune,prescale", num_probing_epochs=2, probing_learning_rate=0.1),
+        ("classes",),
+        [],
+    ),
+    "warm-up": (
+        lambda: LearnConfig(method="lwf", set=("warmup_head=true",), probing_learning_rate=0.1),
+        ("classes",),
+        [],
+    ),
     "text and reference": (
         lambda: LearnConfig(method="joint,probe", held_out="python", held_out_samples=8, references="lora"),
         ("classes",),

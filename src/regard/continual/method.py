@@ -212,6 +212,11 @@ class Method:
         """Maximum number of stored training examples."""
         return 0
 
+    @property
+    def probes(self) -> bool:
+        """Whether it has phases that train the head alone, as the budget says; a method of one's own may have some."""
+        return not type(self).__module__.startswith("regard.")
+
     def own_learning_rate(self, budget: training_phase.TrainingBudget) -> training_phase.MethodLearningRate | None:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None

@@ -241,6 +241,11 @@ class LearnConfig(Config):
         return limits
 
     @property
+    def probes(self) -> bool:
+        """Whether one of the methods trains the head alone at some time."""
+        return any(one.make_method().probes for one in split_methods(self))
+
+    @property
     def side(self) -> TruncationSide:
         """What a prompt that is too long loses: as given, or of the scale, which writes it into no field."""
         return self.truncation_side or ("middle" if self.scale == "laptop" else "right")

@@ -43,6 +43,11 @@ RULES = (
     ),
     IdleOptions(("held_out_samples",), "no held-out text is given", applies=lambda config: config.held_out is None),
     IdleOptions(
+        ("num_probing_epochs", "probing_learning_rate"),
+        "no method trains the head alone",
+        applies=lambda config: not config.probes,
+    ),
+    IdleOptions(
         ("references",),
         "neither joint nor separate is among the methods",
         applies=lambda config: not _has_references(config),

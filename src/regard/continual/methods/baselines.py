@@ -19,6 +19,7 @@ class Probe(Method):
     """The head alone is trained, on hidden states that no task changes (arXiv 2410.05648, table 2)."""
 
     allows_label_head = False
+    probes = True
 
     def own_learning_rate(self, budget: TrainingBudget) -> MethodLearningRate:
         return probing_rate(budget)
@@ -31,6 +32,7 @@ class ProbeFinetune(Method):
     """The head alone, then everything (arXiv 2202.10054; the baseline of arXiv 2410.05648)."""
 
     allows_label_head = False
+    probes = True
 
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         return learner.probing_phase(), learner.fine_tuning_phase()

@@ -147,6 +147,10 @@ class Lwf(method.Method):
         with learner.evaluation_mode() as network, torch.no_grad():
             self.answers = torch.cat([network(rows).float() for rows in learner.iterate_batches(learner.items(task))])
 
+    @property
+    def probes(self) -> bool:
+        return bool(self.config.warmup_head)
+
     def phases(self, learner: Learner, task: int) -> tuple[TrainingPhase, ...]:
         warming = (learner.probing_phase(name="warm-up"),) if self.config.warmup_head and task else ()
         return (*warming, learner.fine_tuning_phase())
