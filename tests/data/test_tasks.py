@@ -149,7 +149,7 @@ def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) 
 
 
 def test_running_text(tmp_path: Path) -> None:
-    write(tmp_path / "wikitext-2-raw/wiki.train.raw", " \n = Title = \n \n One . \r\n Two . ")
+    write(tmp_path / "wikitext-2-raw/wiki.train.raw", " \n = Title = \r \n One . \r\n Two . ")
     write(tmp_path / "wikitext-2-raw/wiki.valid.raw", " Three . \n")
     task = read_task("mlm", tmp_path)
     assert task.train.texts == (

@@ -695,6 +695,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert message_of(tmp_path / "none.jsonl") == f"stream: expected a file, there is no {tmp_path / 'none.jsonl'}"
     for name, text, said in (
         ("cut.jsonl", '{"task"', "expected JSON in"),
+        (
+            "mac.jsonl",
+            '{"task": "a"}\r{"task": "b"}',
+            f"expected JSON in {tmp_path / 'mac.jsonl'}, line 1: a CR stands alone; end lines with",
+        ),
         ("list.jsonl", "[1]", "expected an object in"),
         ("wide.csv", "task,text,label\na,b\n", "expected 3 columns in"),
         ("open.csv", 'task,text,label\na,"b', "expected CSV in"),

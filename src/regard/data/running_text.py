@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from regard.data.tables import Table, TableRow, read_text_lines
+from regard.data.tables import TASK, Table, TableRow, read_pieces
 
 
 def read_running_text(path: Path) -> Table:
     """Read the lines of a text file as `running_text_rows` does."""
-    return Table(str(path), tuple(running_text_rows(f"{line}\n" for line in read_text_lines(path))))
+    lines = "".join(read_pieces(path, TASK)).split("\n")
+    return Table(str(path), tuple(running_text_rows(f"{line}\n" for line in lines[: -1 if not lines[-1] else None])))
 
 
 def running_text_rows(lines: Iterable[str]) -> Iterator[TableRow]:

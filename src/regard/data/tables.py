@@ -227,6 +227,9 @@ def _name_fields(
             yield number, dict(zip(header, fields, strict=True))
 
 
+_LONE_CR = "a CR stands alone"
+
+
 def _read_jsonl(path: Path, option: str) -> Records:
     """Read one JSON object per line; blank lines are skipped."""
     for number, line in enumerate(read_text_lines(path, option), start=1):
@@ -239,7 +242,8 @@ def _read_jsonl(path: Path, option: str) -> Records:
                 f"{option}: expected each column once in {path}, line {number}, got {error} twice"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{option}: expected JSON in {path}, line {number}: {error}") from None
+            problem = f"{_LONE_CR}; end lines with LF or CR LF" if "\r" in line else error
+            raise UserError(f"{option}: expected JSON in {path}, line {number}: {problem}") from None
         if not isinstance(record, dict):
             raise UserError(f"{option}: expected an object in {path}, line {number}, got {type(record).__name__}")
         if broken := next((name for name in record if "\\u" in line and not is_unicode(record[name])), None):
@@ -307,7 +311,7 @@ def read_csv_fields(path: Path, option: str) -> Iterator[tuple[int, list[str]]]:
         for fields in reader:
             yield reader.line_num, fields
     except csv.Error as error:
-        lone = "a CR stands alone; end lines with LF or CR LF, and put a field that has one into quotes"
+        lone = f"{_LONE_CR}; end lines with LF or CR LF, and put a field that has one into quotes"
         after_quotes = "expected after" in str(error)
         hint = "; fields are separated by commas, and quotes within quotes are doubled" if after_quotes else ""
         problem = lone if "new-line" in str(error) else f"{error}{hint}"
