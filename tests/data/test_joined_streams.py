@@ -88,6 +88,10 @@ def test_a_text_names_several_with_commas_between(tmp_path: Path) -> None:
     expected = join_streams([read_stream(paths[0], order="1-0", seed=3), read_stream(paths[1], seed=3)])
     assert joined == expected
     assert [task.name for task in joined.tasks] == ["b", "a", "c", "d"]
+    with pytest.raises(UserError) as error:
+        read_stream(",".join(map(str, paths)), order="3-2-1-0")
+    told = f"0 to 1 once, got 3-2-1-0; of several streams it is the order of the first ({paths[0]})"
+    assert str(error.value) == f"order: expected each number from {told}"
     (tmp_path / "a, b.jsonl").write_bytes(paths[0].read_bytes())
     assert len(read_stream(tmp_path / "a, b.jsonl")) == 2
     with pytest.raises(UserError, match=r"^stream: expected one of .*; got 'c'$"):

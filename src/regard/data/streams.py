@@ -4,6 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,8 @@ def read_stream(
             metric=metric,
         )
         one_each = _share_out(parts, folder, order)
-        return join_streams([read(part, own_folder, order=own_order) for part, own_folder, own_order in one_each])
+        with _naming_first(parts[0]):
+            return join_streams([read(part, own_folder, order=own_order) for part, own_folder, own_order in one_each])
     check_seed(seed)
     for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
         if count is not None:
@@ -165,6 +167,17 @@ def _share_out(
         takes_folder = part in published if published else part != STDLIB
         is_shared = order in ("paper", "random") or part == parts[0]
         yield part, folder if takes_folder else None, order if is_shared else "paper"
+
+
+@contextmanager
+def _naming_first(part: str) -> Iterator[None]:
+    """Let a `UserError` about an order say that it is of the first of several streams."""
+    try:
+        yield
+    except UserError as error:
+        if not str(error).startswith("order: "):
+            raise
+        raise UserError(f"{error}; of several streams it is the order of the first ({part})") from None
 
 
 def assemble_stream(

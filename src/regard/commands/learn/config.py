@@ -88,7 +88,8 @@ class LearnConfig(Config):
     data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
     order: str = config_field(
         "random",
-        "task order: paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1",
+        "task order: paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1; of "
+        "several streams, that of the first",
     )
     seed: int = config_field(
         508, "seed of sampling, task order, initialization and batches", minimum=0, maximum=MAX_SEED
@@ -244,6 +245,12 @@ class LearnConfig(Config):
     def probes(self) -> bool:
         """Whether one of the methods trains the head alone at some time."""
         return any(one.make_method().probes for one in split_methods(self))
+
+    @property
+    def drops_min_steps(self) -> bool:
+        """Whether epochs of probing alone have set the least number of steps to 0."""
+        least = SCALES[self.scale]["min_steps"]
+        return self.min_steps == 0 < least and self.num_epochs == SCALES[self.scale]["num_epochs"]
 
     @property
     def side(self) -> TruncationSide:
