@@ -50,12 +50,17 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
         ],
     ),
     "no probing": (
-        lambda: LearnConfig(method="finetune,sapt,lwf", num_probing_epochs=2, probing_learning_rate=0.1),
+        lambda: LearnConfig(method="finetune,sapt,lwf", num_epochs=2, num_probing_epochs=2, probing_learning_rate=0.1),
         ("classes",),
         [
             "num-probing-epochs: 2 changes nothing, no method trains the head alone",
             "probing-learning-rate: 0.1 changes nothing, no method trains the head alone",
         ],
+    ),
+    "no probing, and no least steps": (
+        lambda: LearnConfig(method="finetune", num_probing_epochs=2),
+        ("classes",),
+        ["num-probing-epochs: 2 changes nothing, but that min-steps is 0: no method trains the head alone"],
     ),
     "probing of some": (
         lambda: LearnConfig(method="finetune,prescale", num_probing_epochs=2, probing_learning_rate=0.1),

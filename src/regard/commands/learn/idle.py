@@ -43,9 +43,17 @@ RULES = (
     ),
     IdleOptions(("held_out_samples",), "no held-out text is given", applies=lambda config: config.held_out is None),
     IdleOptions(
-        ("num_probing_epochs", "probing_learning_rate"),
+        ("num_probing_epochs",),
         "no method trains the head alone",
-        applies=lambda config: not config.probes,
+        applies=lambda config: not (config.probes or config.drops_min_steps),
+    ),
+    IdleOptions(
+        ("num_probing_epochs",),
+        "but that min-steps is 0: no method trains the head alone",
+        applies=lambda config: not config.probes and config.drops_min_steps,
+    ),
+    IdleOptions(
+        ("probing_learning_rate",), "no method trains the head alone", applies=lambda config: not config.probes
     ),
     IdleOptions(
         ("references",),
