@@ -191,11 +191,11 @@ def _lacks_sdpa(module_class: type) -> bool:
     return _LACKS_SDPA[module_class]
 
 
-def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
+def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | None = None) -> bool:
     """Return whether no query of a layer sees a later key, or only within a prefix or an image. Reads the mask.
 
     In such a layer some token sees another one that does not see it. A call of one token does not say it; then the
-    module does.
+    module does. `tokens` (batch, token) is False at what is known to be padding, which may see tokens and itself.
     """
     if call.causal:
         return True
@@ -209,6 +209,8 @@ def is_causal_layer(module: nn.Module, call: AttentionCall) -> bool:
     if not bool(in_any.triu(1).any()):
         return bool(in_any.tril(-1).any()) or declared is not False  # else each token sees itself alone
     seen = visible.any(-2)
+    if tokens is not None and tokens.shape == (len(call.query), keys):
+        seen = seen & tokens[:, None].to(seen.device)
     visible = visible & seen[..., None, :] & seen[..., :, None]
     if bool((visible & ~visible.mT).any()):
         return True

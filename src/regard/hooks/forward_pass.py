@@ -19,6 +19,8 @@ from regard.errors import UserError
 from regard.hooks.added_masks import check_mask
 from regard.hooks.caches import read_cache, rename_cache
 
+PADDING_MASKS = ("decoder_padding_mask", "input_mask")
+"""Masks that are true at padding, of FSMT and of XLNet."""
 WITH_AXES = 4
 """Position ids of each token of a model that says where they are in a text, in time, and in an image's two axes."""
 
@@ -68,9 +70,9 @@ class ForwardContext:
         cache = read_cache(arguments)
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         mask = arguments.get("attention_mask")
-        padding = arguments.get("decoder_padding_mask")
-        if mask is None and isinstance(padding, Tensor) and padding.dtype == torch.bool:
-            mask = ~padding
+        padding = next((arguments[name] for name in PADDING_MASKS if arguments.get(name) is not None), None)
+        if mask is None and isinstance(padding, Tensor) and padding.ndim == 2:
+            mask = ~padding.bool()
         tokens = arguments.get("input_ids")
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
@@ -270,6 +272,30 @@ def seen_keys(call: AttentionCall) -> Tensor | None:
         keep = call.keep.any(dim=(1, 2)).expand(len(call.query), -1)
         keys = keep if keys is None else keys & keep
     return _drop_full(keys)
+
+
+def find_tokens(call: AttentionCall, mask: Tensor | None, *, sees_ahead: bool) -> Tensor | None:
+    """Return the mask of tokens of a first call, (batch, token), where an argument of another name may say it.
+
+    `mask` is what `attention_mask` says: nothing (None), of some tokens alone, as of a text beside an image, or all. A
+    token that no query sees is padding, behind a causal mask only if it sees none either.
+    """
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    is_all = mask is not None and mask.shape[-1] >= queries
+    seen = None if is_all or queries != keys or is_traced() else seen_keys(call)
+    if seen is None:
+        return mask
+    if mask is None:
+        if call.keep is not None and not sees_ahead:
+            seen = seen | call.keep.any(dim=(1, 3))
+        return _drop_full(seen)
+    known = mask.shape[-1]
+    is_part = sees_ahead and any(torch.equal(seen[:, part], mask) for part in _ends(known))
+    return seen if is_part else mask
+
+
+def _ends(count: int) -> tuple[slice, slice]:
+    return slice(count), slice(-count, None)
 
 
 def hides_room(call: AttentionCall, tokens: int) -> bool:

@@ -20,7 +20,7 @@ from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.cached_keys import check_same_keys
-from regard.hooks.forward_pass import ForwardContext, hides_room, keeps_apart, packed_blocks, seen_keys
+from regard.hooks.forward_pass import ForwardContext, find_tokens, hides_room, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site, masks_padding, num_blocks
@@ -59,8 +59,7 @@ class Sequences:
         self._is_role_known = self.lacks_hidden = False
         self.encoder_tokens: Tensor | None = None
         self.offered: Tensor | None = None
-        self.num_batches = 0
-        self.lengths: dict[int, list[int]] = {}
+        self.num_batches, self.lengths = 0, dict[int, list[int]]()
         self._reset()
 
     def _reset(self) -> None:
@@ -121,8 +120,7 @@ class Sequences:
         if self.forward is not None:
             for hidden, layers in self._waiting_hidden.take():
                 self._reduce_hidden(layers, hidden, self.forward.offset, is_row=False)
-        self.forward = None
-        self.latest = {}
+        self.forward, self.latest = None, {}
         self.counter.end()
 
     def locate(self, module: nn.Module, kind: str, call: AttentionCall) -> CallPosition:
@@ -160,7 +158,8 @@ class Sequences:
         if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
             self.role, self._is_role_known = "decoder", True
         elif not self._is_role_known:  # one token does not say it
-            self.role, self._is_role_known = "decoder" if is_causal_layer(module, call) else "encoder", queries > 1
+            is_causal = is_causal_layer(module, call, forward.token_mask)
+            self.role, self._is_role_known = "decoder" if is_causal else "encoder", queries > 1
         tokens, others = forward.offset + queries, forward.encoder_tokens
         if others and call.key.shape[2] == tokens + others and not hides_room(call, tokens):
             raise UserError(
@@ -181,10 +180,11 @@ class Sequences:
                     f"cannot measure {', '.join(self.needs_whole)} of several images that {self.name} reads as one "
                     "sequence; pass one image a forward (--batch-size 1), or leave them out"
                 )
-        self._batch = batch
-        self._length = forward.offset + queries
+        self._batch, self._length = batch, forward.offset + queries
         if forward.token_mask is not None and not forward.has_room and forward.token_mask.shape[-1] > self._length:
             forward.token_mask = seen_keys(call)  # the mask is of what became tokens, as of the samples of a sound
+        elif not forward.offset and not (forward.token_mask is None and self._hides_padding_by_itself):
+            forward.token_mask = find_tokens(call, forward.token_mask, sees_ahead=self.role == "encoder")
         self._check_rows(call)
 
     def _read_padding(self, kind: str, call: AttentionCall) -> None:

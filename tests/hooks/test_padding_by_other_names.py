@@ -1,0 +1,107 @@
+"""Padding that `attention_mask` does not say, or says of some tokens alone: it is no part of a sample."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments.hosts.shrink import make_config, make_model, sharpen
+from regard.hooks import watching
+
+REAL = 5
+"""Real tokens of the second sample."""
+
+
+def noise(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def ids(tokens: int = 8) -> Tensor:
+    return torch.randint(5, 90, (2, tokens), generator=torch.Generator().manual_seed(2))
+
+
+def told(tokens: int, real: int = REAL) -> Tensor:
+    """Return a mask (batch, token) that is 0 behind the first tokens of the second sample."""
+    mask = torch.ones(2, tokens, dtype=torch.long)
+    mask[1, real:] = 0
+    return mask
+
+
+def of_lengths() -> dict[str, Any]:
+    return {"input_ids": ids(), "lengths": torch.tensor([8, REAL])}
+
+
+def of_ids_alone() -> dict[str, Any]:
+    return {"input_ids": ids().masked_fill(told(8) == 0, 0)}
+
+
+def of_mask() -> dict[str, Any]:
+    return {"input_ids": ids(), "attention_mask": told(8)}
+
+
+def of_inverse() -> dict[str, Any]:
+    return {"input_ids": ids(), "input_mask": 1.0 - told(8)}
+
+
+def of_regions() -> dict[str, Any]:
+    return {"input_ids": ids(6), "attention_mask": told(6, 4), "visual_embeds": noise(2, 2, 32),
+            "visual_attention_mask": told(2, 1)}  # fmt: skip
+
+
+def of_image() -> dict[str, Any]:
+    boxes = torch.zeros(2, 6, 4, dtype=torch.long)
+    return {"input_ids": ids(6), "bbox": boxes, "attention_mask": told(6), "pixel_values": noise(2, 3, 32, 32)}
+
+
+def of_series() -> dict[str, Any]:
+    padding = torch.zeros(2, 8 * 32)
+    padding[1, : 3 * 32] = 1
+    return {
+        "past_values": noise(2, 8 * 32),
+        "past_values_padding": padding,
+        "freq": torch.zeros(2, 1, dtype=torch.long),
+    }
+
+
+def of_frames() -> dict[str, Any]:
+    return {"input_features": noise(2, 16, 128), "input_features_mask": told(128, 2 * REAL)}
+
+
+def first(tokens: int, count: int = REAL) -> Tensor:
+    return torch.arange(tokens) < count
+
+
+HOSTS: dict[str, tuple[str, str, Any, Tensor]] = {
+    "lengths": ("xlm", "XLMModel", of_lengths, first(8)),
+    "no mask": ("flaubert", "FlaubertModel", of_ids_alone, first(8)),
+    "sees itself": ("xlnet", "XLNetModel", of_mask, first(8)),
+    "inverse": ("xlnet", "XLNetModel", of_inverse, first(8)),
+    "regions": ("visual_bert", "VisualBertModel", of_regions, torch.tensor([1, 1, 1, 1, 0, 0, 1, 0]) > 0),
+    "image": ("layoutlmv3", "LayoutLMv3Model", of_image, torch.arange(6 + 17) != REAL),
+    "series": ("timesfm", "TimesFmModel", of_series, torch.arange(8) >= 3),
+    "frames": ("audioflamingo3_encoder", "AudioFlamingo3Encoder", of_frames, first(64, REAL)),
+}
+"""Type, class, inputs, and the real tokens of the second sample."""
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("name", HOSTS)
+@torch.no_grad()
+def test_padding_is_in_no_sample(name: str) -> None:
+    kind, class_name, make_inputs, real = HOSTS[name]
+    model, inputs = make_model(class_name, make_config(kind)), make_inputs()
+    sharpen(model, 1.0)
+    weights = model(**inputs, output_attentions=True).attentions[1].double()
+    assert weights.shape[2:] == (len(real), len(real))
+    expected = torch.zeros(weights.shape[1], len(real), dtype=torch.float64)
+    counts = torch.zeros(len(real))
+    for row, seen in zip(weights, (torch.ones_like(real), real), strict=True):
+        mass = row[:, seen][:, :, seen].mean(1)
+        expected[:, : mass.shape[1]] += mass
+        counts[: mass.shape[1]] += 1
+    with watching(model, ["column_mass", "hidden_norm"]) as watch:
+        model(**inputs)
+    assert set(watch.frame()["site"]) == {"decoder" if name == "series" else "encoder"}
+    actual = torch.tensor(watch.frame("column_mass", layer=1)["value"].to_numpy()).reshape(expected.shape)
+    torch.testing.assert_close(actual, expected / counts, rtol=1e-4, atol=1e-6)
