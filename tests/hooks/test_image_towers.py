@@ -79,6 +79,18 @@ def test_padded_patches_are_no_tokens() -> None:
 
 
 @torch.no_grad()
+def test_patches_that_one_layer_alone_hides_are_refused() -> None:
+    model = tf.Siglip2VisionModel(tf.Siglip2VisionConfig(**SIZES, patch_size=4, num_patches=16)).eval()
+    attention: Any = [module for module in model.modules() if type(module).__name__ == "Siglip2Attention"]
+    attention[1].register_forward_pre_hook(
+        lambda _, args, kw: (args[:1], kw | {"attention_mask": None}), with_kwargs=True
+    )
+    mask = (torch.arange(12) < torch.tensor([[12], [6]])).int()
+    with pytest.raises(UserError, match="its layers hide different keys"), watching(model, "column_mass", verify=False):
+        model(pixels(2, 12, 48), pixel_attention_mask=mask, spatial_shapes=torch.tensor([[3, 4], [2, 3]]))
+
+
+@torch.no_grad()
 def test_images_in_one_row_have_no_average() -> None:
     """Positions of Pixtral's patches would be those in a row of several images."""
     config = tf.PixtralVisionConfig(**SIZES, image_size=16, patch_size=4)
