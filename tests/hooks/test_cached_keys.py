@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, QuantizedCache, StaticCache
 from transformers.cache_utils import DynamicLayer
 
 import regard
@@ -143,6 +143,21 @@ def test_caches_are_cut_copied_reordered_and_reset() -> None:
     cache.reset()
     torch.testing.assert_close(logits(model, STEPS, cache), logits(model, WHOLE, None))
     assert [type(layer) for layer in cache.layers] == [DynamicLayer] * 2
+
+
+@torch.no_grad()
+def test_a_quantized_cache_rounds_the_keys_that_are_computed() -> None:
+    """Keys of constant heads are zeros in it, so that its scale is that of the others."""
+    model = build("Llama").float()
+    plain, quantized = DynamicCache(config=model.config), QuantizedCache("fp8", model.config)
+    logits(model, STEPS[:1], plain)
+    with regard.replacing(model, constants_for(model), SOME):
+        logits(model, STEPS[:1], quantized)
+    keys, scale = quantized.layers[0]._quantized_keys
+    assert not keys[:, 0].float().any()
+    computed = plain.layers[0].keys[:, 1]
+    torch.testing.assert_close(scale, computed.abs().amax() / 448)
+    torch.testing.assert_close(keys[:, 1].float() * scale, computed, rtol=0.07, atol=float(scale))
 
 
 @torch.no_grad()
