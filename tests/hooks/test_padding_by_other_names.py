@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from experiments.hosts.shrink import make_config, make_model, sharpen
-from regard.hooks import watching
+from regard.constants import Constants, Origin
+from regard.hooks import find_attention_layers, replacing, watching
+from regard.hooks.layers import model_fingerprint
 
 REAL = 5
 """Real tokens of the second sample."""
@@ -105,3 +107,18 @@ def test_padding_is_in_no_sample(name: str) -> None:
     assert set(watch.frame()["site"]) == {"decoder" if name == "series" else "encoder"}
     actual = torch.tensor(watch.frame("column_mass", layer=1)["value"].to_numpy()).reshape(expected.shape)
     torch.testing.assert_close(actual, expected / counts, rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+def test_constants_take_no_padding_of_a_text_beside_an_image() -> None:
+    """Uniform ones: each token then reads the mean of all that are real, wherever padding stands."""
+    kind, class_name, make_inputs, real = HOSTS["image"]
+    model, inputs = make_model(class_name, make_config(kind)), make_inputs()
+    sharpen(model, 1.0)
+    layers = find_attention_layers(model)
+    matrices = {layer.key: torch.ones(layer.heads, len(real), len(real)) for layer in layers}
+    constants = Constants(matrices=matrices, origin=Origin(source="test", model=model_fingerprint(model, layers)))
+    alone = {name: value[1:] if name == "pixel_values" else value[1:, :REAL] for name, value in inputs.items()}
+    with replacing(model, constants):
+        padded, expected = model(**inputs)[0][1], model(**alone)[0][0]
+    torch.testing.assert_close(padded[real], expected, rtol=1e-4, atol=1e-5)

@@ -15,6 +15,7 @@ from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
 from regard.hooks.cached_keys import PartialKeys, check_holds_all, drop_keys, find_cache_layer, is_handed_on
 from regard.hooks.caches import find_cache
+from regard.hooks.forward_pass import ForwardContext, find_tokens
 from regard.hooks.pass_state import PassState, ask_once
 from regard.hooks.recomputed import Passes
 
@@ -73,6 +74,8 @@ class ConstantHeads(nn.Module):
         if torch.jit.is_tracing():  # type: ignore[attr-defined]  # sizes are tensors
             queries, keys = int(queries), int(keys)
         first_key = 0 if self.cross or always(offset + queries <= keys) else offset + queries - keys
+        if not (self.cross or offset or forward.token_mask is None) and forward.token_mask.shape[-1] < queries:
+            self._widen_mask(call, forward)
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
         key_shift = during.encoder_shift if self.cross else query_shift
         starts = during.packed_starts(call)
@@ -164,6 +167,17 @@ class ConstantHeads(nn.Module):
             f"tokens stand in fixed columns (layout paper); got {tokens}; fit them with regard.constants.to_length, or "
             "average in the layout natural"
         )
+
+    def _widen_mask(self, call: AttentionCall, forward: ForwardContext) -> None:
+        """Read from a call which tokens beside those of the attention mask are real. UserError if it does not say."""
+        told, queries = forward.token_mask, call.query.shape[2]
+        assert told is not None
+        forward.token_mask = find_tokens(call, told, sees_ahead=not self.causal)
+        if forward.token_mask is told:
+            raise UserError(
+                f"constants: expected an attention mask of all {queries} tokens that attend, got one of "
+                f"{told.shape[-1]}; leave out padding, one sequence per batch"
+            )
 
     def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None, during: PassState) -> AttentionCall:
         """Turn a mask that hides nothing but padding into a list of real keys, so that C·V stays one product."""
