@@ -51,7 +51,13 @@ def by_masking_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[T
     return weights, weights @ v
 
 
-WAYS = [by_matmul, by_bmm, by_baddbmm, by_einsum, by_masking_weights]
+def by_masking_weights_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    weights.masked_fill_(mask < -1e3, 0)
+    return weights, weights @ v
+
+
+WAYS = [by_matmul, by_bmm, by_baddbmm, by_einsum, by_masking_weights, by_masking_weights_in_place]
 
 
 class Attention(nn.Module):
@@ -169,6 +175,19 @@ def by_masking_seen_keys(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple
     return weights, weights @ v
 
 
+def by_masking_seen_keys_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT).softmax(-1)
+    weights.masked_fill_(mask < 0, 0)
+    return weights, weights @ v
+
+
+def by_masking_changed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    torch.mul(weights, 0.5, out=weights)
+    weights.masked_fill_(mask < 0, 0)
+    return weights, weights @ v
+
+
 def by_multiplying_twice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     weights = (q @ k.mT + mask).softmax(-1)
     return weights, weights @ v + weights @ torch.ones_like(v)
@@ -194,6 +213,8 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
     [
         (by_changing_weights, "its weights are changed"),
         (by_masking_seen_keys, "its weights are changed"),
+        (by_masking_seen_keys_in_place, "changed in place"),
+        (by_masking_changed_weights, "changed in place"),
         (by_transposed_weights, "its weights are changed"),
         (by_multiplying_twice, "its weights are used for more than"),
         (by_summing_weights, "its weights are used for more than"),

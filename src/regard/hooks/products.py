@@ -28,6 +28,8 @@ RETURNING = (
 """Functions that a model may use on weights behind their product with the values, to return them."""
 IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__iand__")
 """Operators that change their first argument; functions that do end in one underscore."""
+HIDING_WEIGHTS = ("masked_fill", "masked_fill_")
+"""Functions that set weights to 0, in another tensor or in place."""
 HIDDEN_BELOW = 5e3
 """A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
 RECENT_PRODUCTS = 4
@@ -126,17 +128,32 @@ class _Softmax:
             return True
         return args[0].is_inference() and any(_share_memory(args[0], tensor) for tensor in (self.scores, *self.names))
 
+    def read_hidden(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+        """Return the mask of a function that sets weights to 0 which are 0 already, or whole rows; else None.
+
+        It is asked before that, for the function may do so in place.
+        """
+        is_filling = name in HIDING_WEIGHTS and _argument(args, kwargs, 2, "value", None) == 0
+        if not is_filling or not any(args[0] is tensor for tensor in self.names):
+            return None
+        mask: Tensor = _argument(args, kwargs, 1, "mask", None)
+        is_hidden = ~mask | (args[0] == 0) | mask.all(-1, keepdim=True)
+        return mask if bool(is_hidden.all()) else None  # of others rows do not sum to one
+
     def note(
-        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor, random_state: Tensor | None
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Tensor,
+        random_state: Tensor | None,
+        hidden: Tensor | None,
     ) -> None:
-        """Note what a function has made of the weights, if they are the same but for dropout."""
+        """Note what a function has made of the weights, if they are the same but for dropout and hidden ones."""
         if not args or not any(args[0] is tensor for tensor in self.names):
             return
-        if name == "masked_fill" and _argument(args, kwargs, 2, "value", None) == 0:
-            mask, weights = _argument(args, kwargs, 1, "mask", None), args[0]
-            if not bool((~mask | (weights == 0) | mask.all(-1, keepdim=True)).all()):
-                return  # its rows do not sum to one
-            self.hidden = mask
+        if hidden is not None:
+            self.hidden = hidden if self.hidden is None else self.hidden | hidden
         elif name not in PASSING:
             return
         elif name == "dropout" and _argument(args, kwargs, 2, "training", True):
@@ -176,16 +193,18 @@ class AttentionProducts:
             raise cannot_observe(
                 _find_owner(modules), "its weights are used for more than their product with the values"
             )
-        random_state = None
+        random_state = hidden = None
         if self._softmax is not None:
-            if self._softmax.is_written_by(name, args) or (name == "dropout" and self._softmax.is_written_to):
+            hidden = self._softmax.read_hidden(name, args, kwargs)
+            is_written = hidden is None and self._softmax.is_written_by(name, args)
+            if is_written or (name in (*HIDING_WEIGHTS, "dropout") and self._softmax.is_written_to):
                 raise _written_to(_find_owner(modules))
             random_state = torch.get_rng_state() if name == "dropout" else None
         result = function(*args, **kwargs)
         if name == "softmax" and isinstance(result, Tensor):
             self._note_softmax(_find_owner(modules), args[0] if args else kwargs["input"], result, args, kwargs)
         elif self._softmax is not None:
-            self._softmax.note(name, args, kwargs, result, random_state)
+            self._softmax.note(name, args, kwargs, result, random_state, hidden)
         elif name in ("linear", "conv1d") and self._is_own:
             self._head_order.note(result.mT if name == "conv1d" else result)
         return result
