@@ -90,9 +90,9 @@ def read_stream(
         with _naming_first(parts[0]):
             return join_streams([read(part, own_folder, order=own_order) for part, own_folder, own_order in one_each])
     check_seed(seed)
-    for name, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
+    for option, count in (("samples_per_class", samples_per_class), ("max_eval_samples", max_eval_samples)):
         if count is not None:
-            check_int(name, count, least=1)
+            check_int(option, count, least=1)
     check_choice("protocol", protocol, get_args(Protocol))
     check_choice("missing-tasks", missing_tasks, get_args(MissingTasks))
     check_choice("missing-values", missing_values, get_args(MissingValues))
@@ -110,27 +110,16 @@ def read_stream(
     elif metric is not None:
         raise UserError(f"metric: expected none with {name!r}, which has its own, got {metric!r}")
     elif benchmark is None:
-        streams = ", ".join(stream for stream, spec in STREAMS.items() if spec.benchmark)
-        if task_type not in (None, "classification"):
-            raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
-        if instructions:
-            raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
+        _refuse_instructions(name, task_type, instructions)
         raw = _read_datasets(name, spec, folder)
     else:
         task_type = task_type or benchmark.task_types[0]
         raw = _read_instruction_tasks(spec, benchmark, folder, task_type, missing_tasks, instructions)
-        available = {task.name for task in raw}
-        metadata |= {
-            "task_type": task_type,
-            "instructions": instructions or task_type == "generation",
-            "missing": tuple(task.name for task in spec.tasks if task.name not in available),
-        }
+        metadata |= _describe_instruction_tasks(raw, spec, task_type, instructions)
     if samples_per_class is not None or spec is None:
         samples = [samples_per_class] * len(raw)
-    elif benchmark is None:
-        samples = [None if task.all_rows else spec.samples_per_class for task in spec.tasks]
-    else:  # files have the published rows, except those with free answers
-        samples = [None if folder is not None and not task.has_free_answers else spec.samples_per_class for task in raw]
+    else:
+        samples = _published_samples(raw, spec, folder)
     if max_eval_samples is None and spec is not None:
         max_eval_samples = spec.max_eval_samples
     indices = _resolve_order(order, spec, [task.name for task in raw], seed)
@@ -302,6 +291,23 @@ def _choose_metrics(raw: Sequence[RawTask], benchmark: Benchmark | None) -> list
     return [benchmark.metrics.get(task.name, benchmark.metric) for task in raw]
 
 
+def _published_samples(raw: Sequence[RawTask], spec: StreamSpec, folder: Path | None) -> list[int | None]:
+    """Return how many training rows a class of each task has; None for all of them."""
+    if spec.benchmark is None:
+        return [None if task.all_rows else spec.samples_per_class for task in spec.tasks]
+    # Files have the published rows, except those with free answers
+    return [None if folder is not None and not task.has_free_answers else spec.samples_per_class for task in raw]
+
+
+def _refuse_instructions(name: str, task_type: TaskType | None, instructions: bool) -> None:
+    """Refuse what only tasks with instructions have."""
+    streams = ", ".join(stream for stream, spec in STREAMS.items() if spec.benchmark)
+    if task_type not in (None, "classification"):
+        raise UserError(f"task-type: expected classification with {name!r} (others: {streams}), got {task_type!r}")
+    if instructions:
+        raise UserError(f"instructions: expected none, or one of the streams {streams}, got {name!r}")
+
+
 def _read_datasets(name: str, spec: StreamSpec, folder: Path | None) -> list[RawTask]:
     if name == STDLIB:
         return read_stdlib_tasks(spec)
@@ -344,6 +350,18 @@ def _read_instruction_tasks(
     for task in raw:
         check_labels(task.name, task.labels)
     return raw
+
+
+def _describe_instruction_tasks(
+    raw: Sequence[RawTask], spec: StreamSpec, task_type: TaskType, instructions: bool
+) -> dict[str, Any]:
+    """Describe how tasks with instructions were read."""
+    available = {task.name for task in raw}
+    return {
+        "task_type": task_type,
+        "instructions": instructions or task_type == "generation",
+        "missing": tuple(task.name for task in spec.tasks if task.name not in available),
+    }
 
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
