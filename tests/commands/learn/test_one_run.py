@@ -18,16 +18,16 @@ from regard.adapters.attention import SharedAttention
 from regard.cli import main
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.encoder_diagnostics import make_diagnostics
-from regard.commands.learn.one_run import (
+from regard.commands.learn.result import COLUMNS, LearnResult
+from regard.commands.learn.rollback import rollback
+from regard.commands.learn.run import TASK_END, Progress, learn
+from regard.commands.learn.warnings import (
     find_unlearnt,
     majority_score,
     write_gate_warnings,
     write_score_warnings,
     write_training_warnings,
 )
-from regard.commands.learn.result import COLUMNS, LearnResult
-from regard.commands.learn.rollback import rollback
-from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual import diagnostics
 from regard.continual import run as running
 from regard.continual.methods.epi import Epi, EpiConfig
