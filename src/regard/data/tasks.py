@@ -157,30 +157,23 @@ def read_task(
     check_choice("missing-values", missing_values, get_args(MissingValues))
     if rows is not None and any(count is not None and count < 1 for count in rows):
         raise UserError(f"rows: expected at least 1 for training and 1 for validation, got {rows[0]} and {rows[1]}")
-    spec, left_out, class_names = None, 0, tuple[str, ...]()
-    if tables.is_table(name):
+    spec = None if tables.is_table(name) else _find_spec(name)
+    kind: TaskKind = spec.kind if spec else "sequence"
+    class_names: tuple[str, ...] = ()
+    if spec is None:
         if folder is not None:
             raise UserError(f"folder: expected none with a file of your own ({name}), got {folder}")
         paths = [Path(path) for path in (name, validation) if path is not None]
         columns = _parse_columns(text, label)
         class_names = read_same_names(paths, columns.label)
         *splits, source = _read_user_table(paths, columns, seed, missing_values)
-        left_out = sum(table.left_out for table in splits)
-        names = [row.label for table in splits for row in table.rows]
-        tables.warn_of_labels(map(str, names), name, tables.TASK)
-        warn_of_names_alike(sorted(set(map(str, names))), f"labels of {name}", tables.TASK)
-        if is_doubtful(row.label for row in splits[0].rows):
-            warn_of_class(sum(map(is_minus_one, names)), name, tables.TASK)
+        _warn_of_user_labels(name, splits)
+        metric = metric or "accuracy"
     else:
-        if name not in TASKS:
-            allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
-            hint = "; running text is the data of the task lm" if Path(name).is_file() else ""
-            raise UserError(f"task: expected one of {allowed}; got '{name}'{hint}")
-        spec = TASKS[name]
         if any(argument is not None for argument in (text, label, validation, metric)):
             raise UserError(f"task: expected text, label, validation and metric with a file only, got them with {name}")
         *splits, source = _read_published(name, spec, None if folder is None else Path(folder))
-    kind, metric = (spec.kind, spec.metric) if spec else ("sequence", metric or "accuracy")
+        metric = spec.metric
     labels, indices = _index_labels(spec.labels if spec else None, splits[0])
     if spec is None:
         check_choice("metric", metric, TABLE_METRICS)
@@ -197,8 +190,25 @@ def read_task(
         train=train,
         validation=held_out,
         source=source,
-        left_out=left_out,
+        left_out=0 if spec else sum(table.left_out for table in splits),
     )
+
+
+def _find_spec(name: str) -> TaskSpec:
+    if name not in TASKS:
+        allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
+        hint = "; running text is the data of the task lm" if Path(name).is_file() else ""
+        raise UserError(f"task: expected one of {allowed}; got '{name}'{hint}")
+    return TASKS[name]
+
+
+def _warn_of_user_labels(name: str, splits: Sequence[tables.Table]) -> None:
+    """Warn of labels of a user's table that may be no classes, or one class in two ways of writing."""
+    labels = [row.label for table in splits for row in table.rows]
+    tables.warn_of_labels(map(str, labels), name, tables.TASK)
+    warn_of_names_alike(sorted(set(map(str, labels))), f"labels of {name}", tables.TASK)
+    if is_doubtful(row.label for row in splits[0].rows):
+        warn_of_class(sum(map(is_minus_one, labels)), name, tables.TASK)
 
 
 def _parse_columns(text: str | None, label: str | None) -> tables.Columns:
