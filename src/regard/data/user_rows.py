@@ -52,34 +52,36 @@ class UserColumns(NamedTuple):
 def find_columns(records: Sequence[Record], task_type: TaskType | None, name: str) -> UserColumns:
     """Find the columns of instructions and answers; tasks without any label are text to text."""
     names = {column for record in records for column in record.values}
-    found = {choices: [choice for choice in choices if choice in names] for choices in (INSTRUCTION, ANSWER)}
-    if not found[ANSWER] and "label" not in names:
-        found[ANSWER] = [choice for choice in OUTPUT if choice in names]
-    is_text = task_type == "generation" or (task_type is None and bool(found[ANSWER]) and "label" not in names)
-    texts = [one for one in (TEXT, _INPUT, PROMPT) if one in names]
+    instructions, answers, texts = (
+        [choice for choice in choices if choice in names] for choices in (INSTRUCTION, ANSWER, (TEXT, _INPUT, PROMPT))
+    )
+    if not answers and "label" not in names:
+        answers = [choice for choice in OUTPUT if choice in names]
+    is_text = task_type == "generation" or (task_type is None and bool(answers) and "label" not in names)
+    if not is_text:
+        answers = []
     text = next(iter(texts), TEXT)
-    around = [*found[INSTRUCTION], *([PROMPT, *names & {PAIR}] if is_text and text == PROMPT else [])]
-    for several in (around, found[ANSWER] if is_text else []):
+    beside_prompt = [PROMPT, *names & {PAIR}] if is_text and text == PROMPT else []
+    for several in ([*instructions, *beside_prompt], answers):
         if len(several) > 1:
             columns, all_of_them = " and ".join(several), "both" if len(several) == 2 else "all"
             raise UserError(f"stream: expected one of the columns {columns} in {name}, found {all_of_them}")
-    unread = [one for one in texts[1:] if not all(is_nothing(record.values.get(one)) for record in records)]
-    if unread:
-        told = f"texts are read from the column {text!r}, not from {' or '.join(map(repr, unread))}"
-        warn_user(f"stream: {name}: {told}; delete or rename what is not meant")
-    instruction, answer = (next(iter(found[choices]), None) for choices in (INSTRUCTION, ANSWER))
-    _warn_of_unread_answers(records, answer if is_text else None, names, name)
-    return UserColumns(text, instruction, answer if is_text else None, is_text)
+    if unread := _columns_with_values(texts[1:], records):
+        read = f"texts are read from the column {text!r}, not from {' or '.join(map(repr, unread))}"
+        warn_user(f"stream: {name}: {read}; delete or rename what is not meant")
+    instruction, answer = next(iter(instructions), None), next(iter(answers), None)
+    _warn_of_unread_answers(records, answer, names, name)
+    return UserColumns(text, instruction, answer, is_text)
+
+
+def _columns_with_values(columns: Sequence[str], records: Sequence[Record]) -> list[str]:
+    return [column for column in columns if not all(is_nothing(record.values.get(column)) for record in records)]
 
 
 def _warn_of_unread_answers(records: Sequence[Record], answer: str | None, names: set[str], name: str) -> None:
     """Warn of columns that may be meant for answers, beside the column that is read."""
     read = answer or "label"
-    unread = [
-        one
-        for one in OUTPUT
-        if one in names and one != answer and not all(is_nothing(record.values.get(one)) for record in records)
-    ]
+    unread = _columns_with_values([column for column in OUTPUT if column != answer], records)
     if unread and read in names:
         what = f"{'answers' if answer else 'labels'} are read from the column {read!r}"
         warn_user(f"stream: {name}: {what}, not from {' or '.join(map(repr, unread))}; delete or rename it")

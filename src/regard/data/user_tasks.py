@@ -247,12 +247,7 @@ def _make_task(
     if "" in instructions and len(instructions) > 1:
         location = next(row.location for rows in by_split.values() for row in rows if not row.instruction)
         raise UserError(f"stream: expected an instruction in each row of {name!r}, or in none, got none in {location}")
-    if not columns.is_text:
-        tables.warn_of_labels((row.label for rows in splits.values() for row in rows), repr(name), tables.STREAM)
-    doubtful = 0
-    if not columns.is_text and is_doubtful(row.label for rows in splits.values() for row in rows):
-        doubtful = sum(is_minus_one(row.label) for rows in splits.values() for row in rows)
-        warn_of_class(doubtful, repr(name), tables.STREAM)
+    minus_one = 0 if columns.is_text else _warn_of_labels(name, splits)
     if division is not None:
         seed, path = division
         divided = divide_rows(splits["all"], USER_FRACTIONS, seed, f"{name!r} of {path}")
@@ -260,10 +255,7 @@ def _make_task(
     labels = sorted({row.label for rows in splits.values() for row in rows})
     warn_of_names_alike(labels, f"labels of {name!r}")
     if not columns.is_text and all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
-        numbers = {label: label.partition(".")[0] for label in labels}
-        labels = [f"{name}/{label}" for label in sorted(dict.fromkeys(numbers.values()), key=int)]
-        for split, rows in splits.items():
-            splits[split] = tuple(row._replace(label=f"{name}/{numbers[row.label]}") for row in rows)
+        labels, splits = _name_integers(name, labels, splits)
     train = splits.get("train", ())
     train_labels = {row.label for row in train}
     return RawTask(
@@ -277,8 +269,28 @@ def _make_task(
         definition=next(iter(instructions)) if columns.is_text and len(instructions) == 1 else "",
         has_instructions="" not in instructions,
         left_out=left_out,
-        minus_one=doubtful,
+        minus_one=minus_one,
     )
+
+
+def _warn_of_labels(name: str, splits: Mapping[str, Sequence[LabeledRow]]) -> int:
+    """Warn of labels that may be no classes; return how many rows have the doubtful label −1."""
+    labels = [row.label for rows in splits.values() for row in rows]
+    tables.warn_of_labels(labels, repr(name), tables.STREAM)
+    if not is_doubtful(labels):
+        return 0
+    count = sum(map(is_minus_one, labels))
+    warn_of_class(count, repr(name), tables.STREAM)
+    return count
+
+
+def _name_integers(
+    name: str, labels: Sequence[str], splits: Mapping[str, Sequence[LabeledRow]]
+) -> tuple[list[str], dict[str, tuple[LabeledRow, ...]]]:
+    """Return integer classes by size, and the rows, with the name of their task before each."""
+    classes = {label: f"{name}/{label.partition('.')[0]}" for label in labels}
+    named = {split: tuple(row._replace(label=classes[row.label]) for row in rows) for split, rows in splits.items()}
+    return sorted(dict.fromkeys(classes.values()), key=lambda label: int(label.removeprefix(f"{name}/"))), named
 
 
 def _prepare_row(row: UserRow, columns: UserColumns, *, in_key: bool) -> LabeledRow:
