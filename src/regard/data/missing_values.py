@@ -43,20 +43,20 @@ def blank_no_numbers(
 
     Among words these are classes, with a warning but for "none", which many tasks have.
     """
-    found: dict[str, list[int]] = {}
+    by_task: dict[str, list[int]] = {}
     for index, (_, values) in enumerate(records):
         if isinstance(name := values.get(label), str) and name.strip().lower() in _NO_NUMBER:
-            found.setdefault(str(values.get("task")).strip(), []).append(index)
+            by_task.setdefault(str(values.get("task")).strip(), []).append(index)
     blank: set[int] = set()
-    for task, indices in found.items():
+    for task, indices in by_task.items():
         of_task = (values.get(label) for _, values in records if str(values.get("task")).strip() == task)
         names = {str(name).strip() for name in of_task if not is_nothing(name)}
         words = sorted(name for name in names if name.lower() in _NO_NUMBER)
         if len(names) > len(words) and all(map(NUMBER.fullmatch, names.difference(words))):
             blank.update(indices)
-        elif told := [name for name in words if name.lower() != "none"]:
+        elif doubtful := [name for name in words if name.lower() != "none"]:
             means = "as many tables mark rows without one: it is taken as a class; an empty cell is none"
-            warn_user(f"{option}: rows of {place} have the label {told[0]!r}, {means}")
+            warn_user(f"{option}: rows of {place} have the label {doubtful[0]!r}, {means}")
     return [
         (line, {**values, label: NoNumber.as_written(values[label].strip())} if index in blank else values)
         for index, (line, values) in enumerate(records)
@@ -107,14 +107,11 @@ def find_complete(
         raise UserError(f"{option}: expected {expected}, {got}")
     if left_out:
         cells = {column: [rows[index][0].get(column) for index in indices] for column, indices in empty.items()}
-        nothing = [
-            f"{_describe_nothing(values)} in the column {column!r}" for column, values in cells.items() if values
-        ]
-        what = " or ".join([*nothing, *([f"-1 in the column {label!r}"] if marked else [])])
-        told = f"{len(left_out)} of {len(rows)} rows have {what} and are left out"
-        warn_user(
-            f"{option}: {path}: {told}, the first in {rows[min(left_out)][1]} (missing-values=refuse stops there)"
-        )
+        marks = [f"{_describe_nothing(values)} in the column {column!r}" for column, values in cells.items() if values]
+        marks += [f"-1 in the column {label!r}"] if marked else []
+        lost = f"{len(left_out)} of {len(rows)} rows have {' or '.join(marks)} and are left out"
+        first = rows[min(left_out)][1]
+        warn_user(f"{option}: {path}: {lost}, the first in {first} (missing-values=refuse stops there)")
     return complete
 
 
@@ -163,10 +160,9 @@ def is_doubtful(labels: Iterable[Any]) -> bool:
 
 def warn_of_class(count: int, place: object, option: str) -> None:
     """Warn of a number of rows with the label −1, which is taken as a class."""
-    told = (
-        "as many tables mark rows without one: it is taken as a class (missing-values=skip-minus-one leaves them out)"
-    )
-    warn_user(f"{option}: {count} rows of {place} have the label -1, {told}")
+    means = "as many tables mark rows without one: it is taken as a class"
+    advice = "missing-values=skip-minus-one leaves them out"
+    warn_user(f"{option}: {count} rows of {place} have the label -1, {means} ({advice})")
 
 
 def undo_float(value: Any) -> Any:
