@@ -1,7 +1,7 @@
 """What a forward predicts, and a table that sets several forwards side by side."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,37 +77,48 @@ def tabulate(stage: Stage, columns: Mapping[str, Prediction]) -> dict[str, Any]:
 
     It has the `TOP` most probable of each column, the most probable anywhere first.
     """
-    told, names = list(columns.values()), list(columns)
-    rows: list[list[Any]] = []
-    given = [one.probabilities for one in told if one.probabilities is not None]
-    if given:
-        found = {int(index) for shares in given for index in shares.nan_to_num(-1).topk(min(TOP, len(shares))).indices}
-        best = torch.stack([shares.nan_to_num(-1) for shares in given]).amax(0)
-        for index in sorted((index for index in found if best[index] >= 0), key=lambda index: -float(best[index])):
-            values = [None if one.probabilities is None else _number(one.probabilities[index]) for one in told]
-            rows.append([_name(stage, index), values])
-    more: list[list[Any]] = []
-    if any(one.outputs is not None for one in told):
-        for index, name in enumerate(stage.classes):
-            values = [None if one.outputs is None else _number(one.outputs[index]) for one in told]
-            more.append([f"Output ({name})", values])
-    if any(one.loss is not None for one in told):
-        more.append(["Mean loss of the text, in nats a token", [_number(one.loss) for one in told]])
-    if stage.kind == "states":
-        reference = told[-2].state
-        assert reference is not None
-        same = [_number(cosine_similarity(one.state, reference, dim=0)) for one in told if one.state is not None]
-        more.append(["Cosine of the text's mean state to that of the unchanged model", same])
-        if told[-1].cosine is not None:
-            more.append(["Cosine of the two texts' mean states", [_number(one.cosine) for one in told]])
-    notes = []
-    if stage.kind == "mask" and not given:
+    predictions = list(columns.values())
+    rows, notes = _most_probable(stage, predictions), []
+    if stage.kind == "mask" and all(prediction.probabilities is None for prediction in predictions):
         notes.append(f"Put {stage.loaded.tokenizer.mask_token} into the text to see which word the model puts there.")
-    return {"title": TITLES[stage.kind], "columns": names, "rows": rows, "more": more, "notes": notes}
+    more = _other_numbers(stage, predictions)
+    return {"title": TITLES[stage.kind], "columns": list(columns), "rows": rows, "more": more, "notes": notes}
 
 
-def _number(value: Tensor | float | None) -> float | None:
-    """Return a number as JSON has it."""
+def _most_probable(stage: Stage, predictions: Sequence[Prediction]) -> list[list[Any]]:
+    """Return a row, a name and a value by column, for each class or word that is among the first of a column."""
+    columns = [prediction.probabilities for prediction in predictions]
+    possible = [shares.nan_to_num(-1) for shares in columns if shares is not None]
+    if not possible:
+        return []
+    first = {int(index) for shares in possible for index in shares.topk(min(TOP, len(shares))).indices}
+    best = torch.stack(possible).amax(0)
+    indices = sorted((index for index in first if best[index] >= 0), key=lambda index: -float(best[index]))
+    return [[_name(stage, index), [_number(shares, index) for shares in columns]] for index in indices]
+
+
+def _other_numbers(stage: Stage, predictions: Sequence[Prediction]) -> list[list[Any]]:
+    """Return a row, a name and a value by column, for each number that is no probability."""
+    rows: list[list[Any]] = []
+    if any(prediction.outputs is not None for prediction in predictions):
+        for index, name in enumerate(stage.classes):
+            rows.append([f"Output ({name})", [_number(prediction.outputs, index) for prediction in predictions]])
+    if any(prediction.loss is not None for prediction in predictions):
+        rows.append(["Mean loss of the text, in nats a token", [_number(one.loss) for one in predictions]])
+    if stage.kind == "states":
+        reference = predictions[-2].state
+        assert reference is not None
+        same = [_number(cosine_similarity(one.state, reference, dim=0)) for one in predictions if one.state is not None]
+        rows.append(["Cosine of the text's mean state to that of the unchanged model", same])
+        if predictions[-1].cosine is not None:
+            rows.append(["Cosine of the two texts' mean states", [_number(one.cosine) for one in predictions]])
+    return rows
+
+
+def _number(value: Tensor | float | None, index: int | None = None) -> float | None:
+    """Return a number, or one of a tensor by its index, as JSON has it."""
+    if isinstance(value, Tensor) and index is not None:
+        value = value[index]
     return float(value) if value is not None and math.isfinite(value) else None
 
 
