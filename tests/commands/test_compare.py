@@ -18,10 +18,9 @@ from regard.commands.compare.comparison import (
     compare_settings,
     list_notes,
     make_page,
-    split_columns,
-    terminal_table,
 )
 from regard.commands.compare.curves import compare_tasks, make_curves
+from regard.commands.compare.terminal import split_columns, terminal_table
 from regard.commands.convert.result import ConvertResult
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn

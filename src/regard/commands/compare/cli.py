@@ -76,7 +76,7 @@ def _load(folders: Sequence[Path]) -> Mapping[str, Any]:
 
 def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType], list[str], str]:
     """Return what a terminal of a width shows, notes, and the page."""
-    from regard.commands.compare import comparison
+    from regard.commands.compare import comparison, terminal
     from regard.commands.measure.compare import compare
     from regard.commands.measure.page import terminal_table
     from regard.commands.measure.result import MeasureResult
@@ -90,9 +90,9 @@ def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType],
     else:
         settings, figures = comparison.compare_settings(runs), comparison.compare_figures(runs)
         shown = [
-            comparison.terminal_table(part, max_rows, width)
+            terminal.terminal_table(part, max_rows, width)
             for table, max_rows in ((settings, comparison.MAX_SETTINGS), (figures, None))
-            for part in comparison.split_columns(table, width)
+            for part in terminal.split_columns(table, width)
         ]
         notes, page = comparison.list_notes(runs, settings, figures), comparison.make_page(runs, settings, figures)
     return shown, [*notes, *two_runs], page

@@ -3,13 +3,11 @@
 import json
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import rich.table
-from rich.text import Text
 
 from regard.commands.compare.curves import TASK_NOTE, compare_tasks, make_curves
 from regard.commands.convert.result import ConvertResult
@@ -19,7 +17,6 @@ from regard.commands.pretrain.result import PretrainResult
 from regard.commands.replace.result import ReplaceResult
 from regard.report import page
 from regard.report.labels import number
-from regard.report.terminal import WIDTH, shorten
 from regard.runs.intervals import ROUNDING, TINY, seed_difference, t_interval
 from regard.runs.output_dir import RESULTS, read_json
 from regard.runs.result import RunResult
@@ -36,8 +33,6 @@ _PLACE = "position"
 """How figures end of which no difference is meant."""
 MAX_NAMES, BETWEEN = 8, "; "  # names of figures have commas
 """Figures that a note names."""
-GAP, MIN_WORD = 2, 12
-"""Blanks between the columns of a table, and letters of a word that are always shown."""
 _HASH_NAME = re.compile(r"(.*)\.(?:digest|\w*sha256(?:\.\w+)?)")
 """How the path of a hash ends, perhaps with the rows that it is of; tasks may be called as they like."""
 _SPLIT_SEED = re.compile(r" (drawn|held out) with seed \d+")
@@ -142,7 +137,7 @@ def _figures_by_run(runs: Mapping[str, Any]) -> dict[str, dict[str, dict[Any, fl
     Names of runs of learning that have one method each, not all the same, are without it: it is a setting that differs.
     """
     figures = {name: run.figures_by_seed() for name, run in runs.items()}
-    methods = {name: {figure.partition(", ")[0] for figure in of} for name, of in figures.items()}
+    methods = {name: set(map(_first_part, of)) for name, of in figures.items()}
     is_learn = all(run.command == LearnResult.command for run in runs.values())
     if is_learn and all(len(of) == 1 for of in methods.values()) and len(set.union(*methods.values())) > 1:
         return {
@@ -209,70 +204,6 @@ def _first_part(figure: str) -> str:
     return figure.partition(", ")[0]
 
 
-def terminal_table(table: pd.DataFrame, max_rows: int | None = None, width: int = WIDTH) -> rich.table.Table:
-    """Return a table as a terminal of a width shows it, its first rows: numbers in four digits, texts as they are.
-
-    Where it would be wider, words lose their middle rather than go on in the next line; numbers stay whole, unless
-    numbers alone are wider.
-    """
-    rows = [[*map(_format, row)] for row in table.head(max_rows).itertuples(index=False)]
-    columns = [[row[index] for row in rows] for index in range(table.shape[1])]
-    widest = [max([len(str(name)), *map(len, cells)]) for name, cells in zip(table.columns, columns, strict=True)]
-    least = [min(_least_width(cells), most) for cells, most in zip(columns[1:], widest[1:], strict=True)]
-    room = min(widest[0], max(width // 3, width - sum(GAP + column for column in widest[1:])))
-    room = min(room, max(MIN_WORD, width - sum(GAP + column for column in least)))
-    widths = _share_out(width - room - GAP * len(least), least, widest[1:])
-    shown = rich.table.Table(box=None, header_style="bold", pad_edge=False)
-    shown.add_column(Text(str(table.columns[0])), no_wrap=True)
-    for name, column in zip(table.columns[1:], widths, strict=True):
-        shown.add_column(Text(str(name)), justify="right", overflow="fold", width=column)
-    for first, *cells in rows:
-        shown.add_row(
-            Text(shorten(first, room)),
-            *(Text(_shorten_words(cell, max(MIN_WORD, column))) for cell, column in zip(cells, widths, strict=True)),
-        )
-    return shown
-
-
-def _share_out(total: int, least: Sequence[int], widest: Sequence[int]) -> list[int]:
-    """Return widths from the least to the widest that fill a total, if it is that much; the narrowest grow first."""
-    widths = [*least]
-    for _ in range(total - sum(least)):
-        if not (growing := [at for at, most in enumerate(widest) if widths[at] < most]):
-            break
-        widths[min(growing, key=widths.__getitem__)] += 1
-    return widths
-
-
-def split_columns(table: pd.DataFrame, width: int = WIDTH) -> Iterator[pd.DataFrame]:
-    """Yield the table in parts, each with the first column, whose numbers and shortened words fit a width."""
-    columns = [[*map(_format, table[name])] for name in table.columns]
-    room = width - GAP - min(width // 3, max(map(len, columns[0]), default=0))
-    parts, used = [[0]], 0
-    for index, cells in enumerate(columns[1:], start=1):
-        needed = GAP + _least_width(cells)
-        if used + needed > room and len(parts[-1]) > 1:
-            parts, used = [*parts, [0]], 0
-        parts[-1].append(index)
-        used += needed
-    yield from (table.iloc[:, part] for part in parts)
-
-
-def _shorten_words(text: str, width: int) -> str:
-    """Return a text whose words fit into a width, unless they are numbers."""
-    return " ".join(word if _is_number(word) else shorten(word, width) for word in text.split(" "))
-
-
-def _least_width(cells: Sequence[str]) -> int:
-    """Return the width in which numbers stay whole, and words keep what is always shown (of 1.2e-07 all)."""
-    words = [word for cell in cells for word in cell.split(" ")]
-    return max((len(word) if _is_number(word) else min(len(word), MIN_WORD) for word in words), default=0)
-
-
-def _is_number(word: str) -> bool:
-    return not any(map(str.isalpha, word))
-
-
 def make_page(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: pd.DataFrame) -> str:
     """Return the comparison as one HTML file that loads nothing."""
     panels, scores = make_curves(runs), compare_tasks(runs)
@@ -297,12 +228,6 @@ def _page_table(table: pd.DataFrame) -> page.Table:
         for name, *values in table.itertuples(index=False)
     ]
     return page.Table(rows, [str(column) for column in table.columns], str(table.columns[0]) if len(table) else "")
-
-
-def _format(value: Any) -> str:
-    if isinstance(value, float):
-        return "–" if math.isnan(value) else f"{value:.4g}"
-    return str(value)
 
 
 def _flatten(metadata: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
