@@ -154,40 +154,23 @@ def learn(  # noqa: D417 - the options are described in the configuration
         open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work,
     ):
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
-        modes = () if streams[configs[0].seed].text else (CLASSES,)
-        config.warn_of_idle(*modes)
-        loaded = _load_model(config, model, tokenizer, text=streams[configs[0].seed].text)
+        first_stream = streams[configs[0].seed]
+        config.warn_of_idle(*(() if first_stream.text else (CLASSES,)))
+        loaded = _load_model(config, model, tokenizer, text=first_stream.text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
-        first_tasks = streams[configs[0].seed].tasks
-        warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_tasks}, loaded.tokenizer)
+        warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
         if finished is not None:
             finished.check_model(loaded)
-        lengths = {seed: _choose_length(config, first_part(stream), loaded) for seed, stream in streams.items()}
-        lora = choose_reference_lora(by_method, loaded.model)
-        heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
-        runs = [
-            Run(
-                replace(run, length=lengths[run.seed], head=heads[run.seed]),
-                streams[run.seed],
-                fitted=config.length is None,
-                lora=lora if run.method in REFERENCES else None,
-            )
-            for run in configs
-        ]
+        runs = _make_runs(configs, by_method, streams, loaded)
         if finished is not None:
             runs = [finished.go_on(run) for run in runs]
         # Before `start` deletes an earlier state, and not after the hours of the methods before the last
         if not (work.resume and work.can_resume()):
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run, loaded)
-        continued = [] if finished is None else finished.record()
-        identity = {**run_identity(config, loaded, runs[0].stream), **({CONTINUED: continued} if continued else {})}
-        work.start(identity)
-        results = {run.key: work.journal[run.key] for run in runs if run.key in work.journal}
-        for run in runs:
-            if run.key in results:
-                now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
-                check_same_identity({name: results[run.key][name] for name in now}, now)
+        continued = {} if finished is None else {CONTINUED: finished.record()}
+        work.start({**run_identity(config, loaded, runs[0].stream), **continued})
+        results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
             for number, run in enumerate(runs, 1):
@@ -200,9 +183,35 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results) | ({CONTINUED: continued} if continued else {}),
+            metadata=_describe(config, runs, loaded, results) | continued,
             models=models if models is not None and models.is_dir() else None,
         )
+
+
+def _make_runs(
+    configs: Sequence[LearnConfig], by_method: Sequence[LearnConfig], streams: Mapping[int, Stream], loaded: Loaded
+) -> list[Run]:
+    """Return the runs, a configuration each, with the length and the head that all methods share for a seed."""
+    lengths = {seed: _choose_length(configs[0], first_part(stream), loaded) for seed, stream in streams.items()}
+    lora = choose_reference_lora(by_method, loaded.model)
+    heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
+    return [
+        Run(
+            replace(config, length=lengths[config.seed], head=heads[config.seed]),
+            streams[config.seed],
+            fitted=config.length is None,
+            lora=lora if config.method in REFERENCES else None,
+        )
+        for config in configs
+    ]
+
+
+def _journaled(run: Run, work: WorkDir) -> Row:
+    """Return the result of a finished run. UserError if it was of other tasks, adapters or another head."""
+    result: Row = work.journal[run.key]
+    now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
+    check_same_identity({name: result[name] for name in now}, now)
+    return result
 
 
 def _report_run(
