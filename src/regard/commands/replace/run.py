@@ -134,11 +134,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         if averages is not None and "input-dependence" in config.rankings:
             averages.input_dependence()  # refuses constants without it
         metadata = _describe(loaded, encoder, read, (train, valid), config, constants_from, averages)
-        probe = ProbeConfig(learning_rate=preset.learning_rate, batch_size=preset.batch_size, epochs=preset.epochs)
-        through = changed(probe, epochs=min(replace_config.THROUGH_EPOCHS[config.scale] or probe.epochs, probe.epochs))
-        evaluator: PerplexityEvaluator | ProbeEvaluator = PerplexityEvaluator(encoder, train, valid, through)
-        if read.name != LANGUAGE_MODEL:
-            evaluator = ProbeEvaluator(encoder, read, train, valid, probe, through, work.folder / STATES)
+        evaluator = _make_evaluator(encoder, read, train, valid, preset, config.scale, work.folder / STATES)
         identity = {name: value for name, value in metadata.items() if name != "created"}
         # Its rows have a hash of their own.
         identity["data"] = {**metadata["data"], "source": without_hash(read.source)}
@@ -224,6 +220,17 @@ def _encoded(read: Task, loaded: models.Loaded, config: ReplaceConfig, scale: Ta
     if read.kind == "mlm" and read.name != LANGUAGE_MODEL:
         return mask_tokens(train, tokenizer, 0), mask_tokens(validation, tokenizer, 1)
     return train, validation
+
+
+def _make_evaluator(
+    encoder: Any, read: Task, train: Encoded, valid: Encoded, preset: TaskPreset, scale: str, folder: Path
+) -> PerplexityEvaluator | ProbeEvaluator:
+    """Return what scores heads: perplexity of a language model, else a probe, whose hidden states go to a folder."""
+    probe = ProbeConfig(learning_rate=preset.learning_rate, batch_size=preset.batch_size, epochs=preset.epochs)
+    through = changed(probe, epochs=min(replace_config.THROUGH_EPOCHS[scale] or probe.epochs, probe.epochs))
+    if read.name == LANGUAGE_MODEL:
+        return PerplexityEvaluator(encoder, train, valid, through)
+    return ProbeEvaluator(encoder, read, train, valid, probe, through, folder)
 
 
 def read_other_source(
