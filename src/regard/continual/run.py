@@ -104,19 +104,8 @@ def run_stream(
     with all rows so far.
     """
     start, run = time.perf_counter(), RunState(learner, method)
-    checkpoint_dir = None if folder is None else Path(folder)
-    fingerprint, tasks_trained = _fingerprint(learner, method), 0
-    restored = None
-    if checkpoint_dir is not None and resume:
-        restored = restore_state(checkpoint_dir, learner.network, fingerprint)
-    elif checkpoint_dir is not None:
-        _remove_checkpoints(checkpoint_dir)
-    if restored is None and earlier is not None:
-        restored = earlier.restore(learner)
-    if restored is not None:
-        tasks_trained, method.state, rows = restored
-        run.seconds_before, run.peak_memory = float(rows.get("seconds", 0.0)), float(rows.get("peak_memory", 0.0))
-        run.rows = {name: rows.get(name, []) for name in run.rows}
+    checkpoint_dir, fingerprint = None if folder is None else Path(folder), _fingerprint(learner, method)
+    tasks_trained = _begin(run, checkpoint_dir, resume, earlier, fingerprint)
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
         learner.task, cost = task, TaskCost(learner.budget.micro_batch_size)
@@ -132,9 +121,7 @@ def run_stream(
             _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
         _tell(on_progress, learner, KEEPING)
         cost.time("hook_seconds", method.after_task, learner, task)
-        if len(method.state.examples) > method.memory_size:
-            expected = f"at most memory_size ({method.memory_size}) rows in state.examples of {type(method).__name__}"
-            raise UserError(f"method: expected {expected}, got {len(method.state.examples)}; its memory_size says so")
+        _check_memory(method)
         task_peak = peak_memory(learner.device)
         _tell(on_progress, learner, SCORING)
         _evaluate_after(run, cost, diagnose)
@@ -160,6 +147,31 @@ def run_stream(
             on_kept(task + 1, run.rows)
     learner.network.eval()
     return run
+
+
+def _begin(
+    run: RunState, checkpoint_dir: Path | None, resume: bool, earlier: EarlierTasks | None, fingerprint: dict[str, Any]
+) -> int:
+    """Return how many tasks are trained: those of the run to resume, or of the finished one that it goes on with."""
+    restored = None
+    if checkpoint_dir is not None and resume:
+        restored = restore_state(checkpoint_dir, run.learner.network, fingerprint)
+    elif checkpoint_dir is not None:
+        _remove_checkpoints(checkpoint_dir)
+    if restored is None and earlier is not None:
+        restored = earlier.restore(run.learner)
+    if restored is None:
+        return 0
+    tasks_trained, run.method.state, rows = restored
+    run.seconds_before, run.peak_memory = float(rows.get("seconds", 0.0)), float(rows.get("peak_memory", 0.0))
+    run.rows = {name: rows.get(name, []) for name in run.rows}
+    return tasks_trained
+
+
+def _check_memory(method: Method) -> None:
+    if len(method.state.examples) > method.memory_size:
+        expected = f"at most memory_size ({method.memory_size}) rows in state.examples of {type(method).__name__}"
+        raise UserError(f"method: expected {expected}, got {len(method.state.examples)}; its memory_size says so")
 
 
 def _tell(on_progress: Callable[[ProgressEvent], None] | None, learner: Learner, phase: str) -> None:
