@@ -16,7 +16,6 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     AutoModelForSequenceClassification,
     AutoModelForSpeechSeq2Seq,
-    AutoTokenizer,
     GenerationConfig,
 )
 from transformers.modeling_utils import PreTrainedModel
@@ -29,7 +28,7 @@ from regard.models import model_files, peft_adapters
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
-from regard.models.processors import Kind, load_decoder_tokenizer, load_processor
+from regard.models.processors import Kind, load_readers
 from regard.runs.integrity import sha256_of_file
 from regard.runs.model_type import input_embeddings, original_type
 from regard.runs.quiet import suppress_logging
@@ -136,17 +135,8 @@ def load(
         options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
         config = _read_config(folder, name, trust_remote_code, language_model=language_model)
         files = [] if random_weights else find_weight_files(folder, name)
-        processor = None
-        if images or audio or videos:
-            kind: Kind = "images" if images else "audio" if audio else "videos"
-            processor = load_processor(folder, name, kind, trust_remote_code=trust_remote_code)
-        tokenizer: Any = getattr(processor, "tokenizer", None)
-        if processor is not None and tokenizer is None:
-            tokenizer = load_decoder_tokenizer(folder, name, config, trust_remote_code=trust_remote_code)
-        elif processor is None:
-            check_tokenizer_files(folder, name)
-            with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
-                tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        kind: Kind | None = "images" if images else "audio" if audio else "videos" if videos else None
+        processor, tokenizer = load_readers(folder, name, config, kind, trust_remote_code=trust_remote_code)
         auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
         auto_class = (select_head_class(config) if head else None) or auto_class
         if adapter_folder is not None:

@@ -25,7 +25,7 @@ from regard.errors import UserError, describe_error
 from regard.models import peft_adapters
 from regard.models.inputs import check_decoder, decoder_start, text_configs
 from regard.models.limits import check_prompt
-from regard.models.model_files import Loaded, as_user_error, has_tokenizer_files
+from regard.models.model_files import Loaded, as_user_error, check_tokenizer_files, has_tokenizer_files
 
 Kind = Literal["images", "audio", "videos"]
 """What is read in the place of text: the name of the option."""
@@ -78,12 +78,23 @@ def load_processor(folder: Path, name: str, kind: Kind, *, trust_remote_code: bo
     return processor
 
 
-def load_decoder_tokenizer(folder: Path, name: str, config: Any, *, trust_remote_code: bool) -> Any:
-    """Return the tokenizer that stands beside a processor, for the decoder of an encoder–decoder; None without one."""
-    if not config.is_encoder_decoder or not has_tokenizer_files(folder):
-        return None
+def load_readers(
+    folder: Path, name: str, config: Any, kind: Kind | None, *, trust_remote_code: bool
+) -> tuple[Any, Any]:
+    """Return the processor in a model's folder, None for text (no kind), and the tokenizer, None without one.
+
+    A processor may hold the tokenizer; beside another, the decoder of an encoder–decoder may have one.
+    """
+    processor: Any = None
+    if kind is None:
+        check_tokenizer_files(folder, name)
+    else:
+        processor = load_processor(folder, name, kind, trust_remote_code=trust_remote_code)
+        tokenizer = getattr(processor, "tokenizer", None)
+        if tokenizer is not None or not config.is_encoder_decoder or not has_tokenizer_files(folder):
+            return processor, tokenizer
     with as_user_error(f"model: the tokenizer of '{name}' cannot be read:"):
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+        return processor, AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def with_processor(model: Any, processor: Any, kind: Kind, *, call: str) -> Loaded:
