@@ -58,14 +58,7 @@ class HeadOrder:
                 samples_first = _are_in(first, rows.repeat_interleave(times, dim=0))
                 heads_first = batch * heads > times and _are_in(first, rows.repeat(times, 1))
                 if samples_first and batch != len(rows) and count_heads(module) != heads:
-                    if batch == 1:
-                        raise cannot_observe(module, f"its {len(rows)} samples stand on the axis of heads; {_EXPECTED}")
-                    if heads == 1 and not bool((first.unflatten(0, (-1, times)) == first[::times, None]).all()):
-                        raise cannot_observe(
-                            module,
-                            f"its {len(rows)} samples and {times} heads are one axis, and it does not say how many "
-                            "heads it has; expected an attribute num_heads",
-                        )
+                    _check_axes(module, first, len(rows), batch, heads)
                 if samples_first and not heads_first and batch == len(rows) > 1 and heads > 1:
                     self._in_order.add(module)
                 if heads_first and not samples_first:
@@ -83,6 +76,19 @@ class HeadOrder:
             return batch > 1 < heads
         rows = [output.shape[axis] for output in self._outputs for axis in (0, 1) if output.shape[1 - axis] == keys]
         return any(batch > count and batch % count == 0 for count in rows)
+
+
+def _check_axes(module: nn.Module, first: Tensor, samples: int, batch: int, heads: int) -> None:
+    """Refuse samples that stand on the axis of heads, or on one with heads of which nothing says how many there are."""
+    if batch == 1:
+        raise cannot_observe(module, f"its {samples} samples stand on the axis of heads; {_EXPECTED}")
+    times = len(first) // samples
+    if heads == 1 and not bool((first.unflatten(0, (-1, times)) == first[::times, None]).all()):
+        raise cannot_observe(
+            module,
+            f"its {samples} samples and {times} heads are one axis, and it does not say how many heads it has; "
+            "expected an attribute num_heads",
+        )
 
 
 def count_heads(module: nn.Module) -> int | None:
