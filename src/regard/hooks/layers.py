@@ -141,12 +141,7 @@ class _Tracer(Observer):
             index = max(i for i, layer in enumerate(self.layers) if layer.module is module)
             self.layers[index] = replace(self.layers[index], calls=self.layers[index].calls + 1)
             return None
-        if kind == "self" and stack.path not in self._roles:
-            role = "decoder" if is_causal_layer(module, call) else "encoder"
-            is_used = any(other.partition("@")[0] == role for other in self._roles.values())
-            self._roles[stack.path] = f"{role}@{stack.label}" if is_used else role
-        role = self._roles.get(stack.path, "decoder")
-        site = cross_site(role) if kind == "cross" else role
+        site = self._find_site(stack, kind, module, call)
         self.layers.append(
             AttentionLayer(
                 site=site,
@@ -158,7 +153,7 @@ class _Tracer(Observer):
                 heads=call.query.shape[1],
                 groups=call.key.shape[1],
                 width=call.query.shape[-1],
-                causal=kind == "self" and role.startswith("decoder"),
+                causal=kind == "self" and site.startswith("decoder"),
                 fused=find_fused_projection(module, self._outputs, call),
                 operation=call.operation is not None,
                 own_scores=not call.scale,
@@ -166,6 +161,15 @@ class _Tracer(Observer):
         )
         self._keys.append(call.key)
         return None
+
+    def _find_site(self, stack: Stack, kind: str, module: nn.Module, call: AttentionCall) -> str:
+        """Return the site of a call: the role of its stack, which the first self-attention there shows."""
+        if kind == "self" and stack.path not in self._roles:
+            role = "decoder" if is_causal_layer(module, call) else "encoder"
+            is_used = any(other.partition("@")[0] == role for other in self._roles.values())
+            self._roles[stack.path] = f"{role}@{stack.label}" if is_used else role
+        role = self._roles.get(stack.path, "decoder")
+        return cross_site(role) if kind == "cross" else role
 
     def _note_lenders(self, module: nn.Module, key: Tensor) -> None:
         """Note layers of other modules whose keys a call attends to."""

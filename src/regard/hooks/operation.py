@@ -182,16 +182,10 @@ def _select_layers(
     all_layers: Sequence[AttentionLayer], spec: AttentionSpec, layers: Layers, sites: Sites
 ) -> list[AttentionLayer]:
     """Return the layers that are to compute an operation. Raise a UserError if they cannot."""
-    known = list(dict.fromkeys(layer.site for layer in all_layers))
-    if sites is None:
-        sites = [site for site in known if not site.startswith("cross")]
-    elif isinstance(sites, str):
-        sites = [sites]
-    if unknown := [site for site in sites if site not in known]:
-        raise UserError(f"sites: this model has no {unknown[0]!r}; choose from {', '.join(known)}")
-    if spec.window is not None and any(site.startswith("cross") for site in sites):
+    chosen_sites = _resolve_sites(all_layers, sites)
+    if spec.window is not None and any(site.startswith("cross") for site in chosen_sites):
         raise UserError("sites: a window needs queries and keys of one sequence; leave cross-attention out")
-    selected = [layer for layer in all_layers if layer.site in sites]
+    selected = [layer for layer in all_layers if layer.site in chosen_sites]
     if layers is not None:
         selected = _filter_layers(selected, [layers] if isinstance(layers, int) else list(layers))
     modules = {layer.module for layer in selected}
@@ -204,6 +198,17 @@ def _select_layers(
             "attention: a prefix beside a window needs layers that see no later key; choose others with sites="
         )
     return selected
+
+
+def _resolve_sites(layers: Sequence[AttentionLayer], sites: Sites) -> Collection[str]:
+    """Return the names of sites; None is all but cross-attention."""
+    names = list(dict.fromkeys(layer.site for layer in layers))
+    if sites is None:
+        return [site for site in names if not site.startswith("cross")]
+    sites = [sites] if isinstance(sites, str) else sites
+    if unknown := [site for site in sites if site not in names]:
+        raise UserError(f"sites: this model has no {unknown[0]!r}; choose from {', '.join(names)}")
+    return sites
 
 
 def _filter_layers(layers: Sequence[AttentionLayer], selection: Sequence[Any]) -> list[AttentionLayer]:
