@@ -270,18 +270,29 @@ class AttentionProducts:
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(_Product(tensors[0], tensors[1], letters, result.numel()))
             return result
+        is_product = len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0])
+        product = _Product(tensors[0], tensors[1], letters, 0) if is_product else None
+        return self._weigh(module, softmax, weights[0], product, dispatch)
+
+    def _weigh(
+        self,
+        module: nn.Module,
+        softmax: _Softmax,
+        weights: Tensor,
+        product: _Product | None,
+        dispatch: Callable[[nn.Module, AttentionCall], Tensor],
+    ) -> Tensor:
+        """Return the product of weights and values, in the host's layout. UserError for one that is not known."""
         self._softmax, self._multiplied = None, softmax.names
         self._products.clear()
         if softmax.is_written_to:
             raise _written_to(module)
-        reading = None
-        if len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0]):
-            reading = _Product(tensors[0], tensors[1], letters, 0).read_values(weights[0], softmax.scores.shape)
+        reading = None if product is None else product.read_values(weights, softmax.scores.shape)
         heads = count_heads(module)
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
-        self._head_order.check(module, value, is_folded=self._is_own and weights[0].ndim == 3)
+        self._head_order.check(module, value, is_folded=self._is_own and weights.ndim == 3)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)
         highest = softmax.scores.amax(-1, keepdim=True)
