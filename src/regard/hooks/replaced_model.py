@@ -140,34 +140,23 @@ def replaced(
     Raises:
         UserError: The constants or the operation do not fit, or the class is not of Transformers.
     """
-    if not isinstance(model, PreTrainedModel):
-        raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
-    if is_sharded(model):
-        raise UserError("cannot replace heads of weights that FSDP has sharded for good; shard the replaced model")
-    architecture = type(model).__name__
-    if _find_architecture(architecture, type(model.config)) is not type(model):
-        raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
-    if any(any(hooks_of(module)) for module in model.modules()):
-        raise UserError(
-            f"cannot make a replaced model of this {architecture}, whose weights are off-loaded; use regard.replacing"
-        )
-    if any(name == UNMASKED_NAME for _, name in find_configs(model)):
-        raise without_masks(architecture, "a copy would get some")
+    _check_copies(model)
     all_layers = find_attention_layers(model)
     config: Any
     if isinstance(constants, (AttentionSpec, str)):
         if heads is not None or any_model:
             raise UserError("heads and any_model are for constants; choose where an operation goes with layers=")
         block: AbstractContextManager[Any] = replacing(model, constants, layers=layers, sites=sites)
-        with replacing(model, constants, layers=layers, sites=sites) as found:
-            config = _make_config(model, [layer for layer in all_layers if layer.key in found.layers], spec=found.spec)
+        with replacing(model, constants, layers=layers, sites=sites) as operation:
+            chosen = [layer for layer in all_layers if layer.key in operation.layers]
+            config = _make_config(model, chosen, spec=operation.spec)
     else:
         if layers is not None or sites is not None:
             raise UserError("layers and sites are for operations; choose where constants go with heads=")
         if any(is_quantized_linear(module) for layer in all_layers for module in layer.module.modules()):
             raise UserError(
-                f"cannot make a replaced model with constants of this {architecture}, whose weights are quantized; use "
-                "regard.replacing, or replace heads before you quantize"
+                f"cannot make a replaced model with constants of this {type(model).__name__}, whose weights are "
+                "quantized; use regard.replacing, or replace heads before you quantize"
             )
         sources = resolve_constants(constants)
         check_constants(model, all_layers, sources, any_model)
@@ -181,6 +170,23 @@ def replaced(
     for name, parameter in copied.named_parameters():
         parameter.requires_grad_(name not in frozen)
     return copied.train(model.training)
+
+
+def _check_copies(model: Any) -> None:
+    """Raise a UserError if no subclass of the model's class could compute what it computes."""
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"expected a Hugging Face PreTrainedModel, got {type(model).__name__}")
+    if is_sharded(model):
+        raise UserError("cannot replace heads of weights that FSDP has sharded for good; shard the replaced model")
+    architecture = type(model).__name__
+    if _find_architecture(architecture, type(model.config)) is not type(model):
+        raise UserError(f"expected a model of a class of Transformers, got {architecture} of {type(model).__module__}")
+    if any(any(hooks_of(module)) for module in model.modules()):
+        raise UserError(
+            f"cannot make a replaced model of this {architecture}, whose weights are off-loaded; use regard.replacing"
+        )
+    if any(name == UNMASKED_NAME for _, name in find_configs(model)):
+        raise without_masks(architecture, "a copy would get some")
 
 
 def _build_model(model: Any, model_class: Any, config: Any, state: dict[str, Tensor]) -> Any:
