@@ -3,11 +3,10 @@
 import copy
 import sys
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import safetensors.torch
 import torch
 from torch import Tensor, nn
@@ -26,11 +25,17 @@ from regard.commands.measure.media import (
     select_media,
     warn_of_chance,
 )
-from regard.commands.measure.perturbation import Perturbation, describe_replacement
+from regard.commands.measure.perturbation import Perturbation
 from regard.commands.measure.result import MeasureResult
+from regard.commands.measure.statistics import (
+    check_statistics,
+    describe_statistics,
+    make_statistics,
+    mean_matrices,
+    tabulate_sink_tokens,
+)
 from regard.data import Images, Sounds, Texts, Videos, Windows
 from regard.data.texts import take_texts
-from regard.data.tokenizers import token_names
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
@@ -45,16 +50,9 @@ from regard.runs.config import UNSET, Unset, describe_options, explicit_argument
 from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_ranks, world_size
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
-from regard.statistics import ALL, DEFAULT, STATISTICS, PerturbationSpread, Statistic, cost_class
-from regard.statistics.columns import Columns, join_columns
-from regard.statistics.dependence import InputDependence
+from regard.statistics import ALL, Statistic
+from regard.statistics.columns import join_columns
 from regard.statistics.modalities import ModalityMass
-from regard.statistics.sink_tokens import CommonSinkRatio, SinksByTokenClass, SinkTokens
-from regard.statistics.sinks import SecondarySinks, SinkRate
-from regard.statistics.table import TOKEN_COLUMNS, is_of_statistic, make_table
-
-AXES = ("layer", "head", "position", "epsilon")
-"""Columns of the table that say where a value is of."""
 
 
 @shown_in_notebook()
@@ -109,9 +107,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
         UserError: An option is invalid, or does not go with the model or the texts.
     """
     with raise_on_all_ranks():
-        given, is_default = explicit_arguments(locals(), MeasureConfig), config is None
-        config = (config or MeasureConfig()).replace(**given)
-        if "perturb" in given and is_default:
+        explicit, is_default = explicit_arguments(locals(), MeasureConfig), config is None
+        config = (config or MeasureConfig()).replace(**explicit)
+        if "perturb" in explicit and is_default:
             config.check_perturb()
         config.warn_of_idle()
         media = select_media({"images": images, "audio": audio, "videos": videos}, texts, config)
@@ -132,7 +130,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
             check_shortest(loaded, media, config)
             sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
         _check_shares(loaded.model, num_samples)
-        selected, verify = _make_statistics(config, loaded, media), not config.skip_verification
+        selected, verify = make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
         with eval_no_grad(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
@@ -147,7 +145,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     _check_layers(config, {part.layer for part in columns})
     if ModalityMass.name in observer.left_out & observer.statistics.keys() and not {*ALL} <= observer.statistics.keys():
         warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(type(loaded.model).__name__)}")
-    _check_statistics(observer, config, columns, media)
+    check_statistics(observer, config, columns, media)
     columns = [part for part in columns if len(part.value)]
     if not columns:
         raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
@@ -167,17 +165,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
         warn_user(
             f"not observed: {', '.join(outside)}, attention in no stack of layers of {type(loaded.model).__name__}"
         )
-    metadata["statistics"] = {}
-    for name, statistic in observer.statistics.items():
-        parts = [part for part in columns if is_of_statistic(part.statistic, name)]
-        if name in observer.left_out or not parts:
-            continue
-        axes = [axis for axis in AXES if any(getattr(part, axis) is not None for part in parts)]
-        work = {"cost": cost_class(statistic), "seconds": round(observer.seconds[name], 3)}
-        replaced = {"replaced": describe_replacement(config)} if isinstance(statistic, PairedSpread) else {}
-        metadata["statistics"][name] = {"axes": axes, **vars(statistic.info), **replaced, **work}
+    metadata["statistics"] = describe_statistics(observer, columns, config)
     table = join_columns(columns)
-    return MeasureResult(table, metadata, _sink_tokens(observer, loaded.tokenizer), _mean_matrices(observer))
+    return MeasureResult(table, metadata, tabulate_sink_tokens(observer, loaded.tokenizer), mean_matrices(observer))
 
 
 def _describe_data(
@@ -216,26 +206,6 @@ def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureCon
     return make(loaded.tokenizer, **options)
 
 
-def _make_statistics(config: MeasureConfig, loaded: models.Loaded, media: Media | None) -> list[Statistic]:
-    configured: dict[str, Callable[[], Statistic]] = {
-        "sink_rate": lambda: SinkRate(config.epsilon, config.minimum_queries),
-        "secondary_sinks": lambda: SecondarySinks(config.epsilon, config.minimum_queries),
-        "input_dependence": lambda: InputDependence(config.length if media is None else None),
-        "perturbation_spread": PairedSpread,
-    }
-    if loaded.tokenizer is not None:
-        configured |= {
-            "common_sink_ratio": lambda: CommonSinkRatio(data.common_tokens(loaded.tokenizer)),
-            "sinks_by_token_class": lambda: _make_sinks_by_token_class(config, loaded.tokenizer),
-            "modality_mass": lambda: ModalityMass(data.special_tokens(loaded.tokenizer)),
-        }
-    names = [part.name if isinstance(part, PerturbationSpread) else part for part in config.statistics]
-    return [
-        copy.deepcopy(name) if isinstance(name, Statistic) else configured.get(name, STATISTICS[name])()
-        for name in names
-    ]
-
-
 def _make_perturbation(
     loaded: models.Loaded, sources: Windows | Media, statistics: Iterable[Statistic], config: MeasureConfig
 ) -> Perturbation | None:
@@ -246,12 +216,6 @@ def _make_perturbation(
     if not isinstance(sources, Windows):
         raise UserError(f"statistics: {spread.name} replaces a token of a text; expected texts, got {kind_of(sources)}")
     return Perturbation(loaded, sources, spread, config)
-
-
-def _make_sinks_by_token_class(config: MeasureConfig, tokenizer: Any) -> SinksByTokenClass:
-    special = data.special_tokens(tokenizer)
-    delimiters = data.common_tokens(tokenizer).union(data.line_breaks(tokenizer)).difference(special)
-    return SinksByTokenClass(special, delimiters, config.epsilon, config.minimum_queries)
 
 
 def _make_batches(
@@ -324,52 +288,6 @@ def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
     if missing:
         names = ", ".join(map(str, missing))
         raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {names}")
-
-
-def _check_statistics(observer: Watch, config: MeasureConfig, columns: Sequence[Columns], media: Media | None) -> None:
-    """Raise a UserError for statistics without a row; only warn of images, sounds and videos, if others have rows."""
-    names = [name for name in observer.statistics if name not in observer.left_out]
-    empty = [name for name in names if not any(is_of_statistic(part.statistic, name) for part in columns)]
-    if columns and media is not None:
-        if named := [name for name in empty if name not in DEFAULT]:
-            warn_user(f"{', '.join(named)} cannot be measured on these {kind_of(media)}, and is left out")
-        dependence = None if InputDependence.name in empty else _input_dependence(observer)
-        for site, length in dependence.single_lengths().items() if dependence is not None else ():
-            warn_user(
-                f"input_dependence has no rows at {site}: of its {length} tokens, the first length without padding, "
-                f"there is one sample; it compares {kind_of(media)} of one length"
-            )
-    elif media is not None:
-        raise UserError(f"statistics: {', '.join(empty)} cannot be measured on these {kind_of(media)}")
-    elif empty:
-        raise UserError(
-            f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "
-            "few or too short for this model. Increase --samples or --length, or remove it from --statistics."
-        )
-
-
-def _sink_tokens(observer: Watch, tokenizer: Any | None) -> pd.DataFrame | None:
-    statistic = observer.statistics.get("sink_tokens")
-    if not isinstance(statistic, SinkTokens):
-        return None
-    rows = statistic.tokens()
-    texts = dict[int, str | None]()
-    if tokenizer is not None:  # of sounds a feature extractor may be all that there is
-        ids = sorted({row[4] for row in rows if row[4] >= 0})
-        texts = dict(zip(ids, token_names(tokenizer, ids), strict=True))
-    return make_table([(*row[:4], texts.get(row[4]), *row[5:]) for row in rows], TOKEN_COLUMNS)
-
-
-def _input_dependence(observer: Watch) -> InputDependence | None:
-    statistic = observer.statistics.get(InputDependence.name)
-    return statistic if isinstance(statistic, InputDependence) else None
-
-
-def _mean_matrices(observer: Watch) -> dict[str, Tensor]:
-    statistic = _input_dependence(observer)
-    if statistic is None:
-        return {}
-    return {f"{site}.{layer}": mean.float() for (site, layer), mean in statistic.mean_attention().items()}
 
 
 def _check_shares(model: nn.Module, num_samples: int) -> None:
