@@ -105,15 +105,7 @@ def look(  # noqa: D417 - the options are described in the configuration
         UserError: An option is invalid, or does not go with the model or the text.
     """
     config = (config or LookConfig()).replace(**explicit_arguments(locals(), LookConfig))
-    several = image if image is not None else text
-    sources: list[Any] = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
-    if text is not None and image is not None:
-        raise UserError("image: expected no text beside it; see prompt")
-    if image is None and config.prompt != LookConfig.prompt:
-        raise UserError("prompt: expected an image, beside which it stands, got text")
-    if not 1 <= len(sources) <= 2 or (against is not None and len(sources) > 1):
-        expected = "one text or image with --against, else one or two"
-        raise UserError(f"text: expected {expected}, got {len(sources)}")
+    sources = _list_sources(text, image, config, is_alone=against is not None)
     if isinstance(model, (str, Path)):
         model = models.load(model, images=image is not None)
     pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
@@ -125,6 +117,20 @@ def look(  # noqa: D417 - the options are described in the configuration
     if image is None:
         del metadata["config"]["prompt"]
     return LookResult(panes, metadata)
+
+
+def _list_sources(text: Any, image: Any, config: LookConfig, *, is_alone: bool) -> list[Any]:
+    """Return the texts, or the images, to look at: one or two, one if it `is_alone`."""
+    several = image if image is not None else text
+    sources = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
+    if text is not None and image is not None:
+        raise UserError("image: expected no text beside it; see prompt")
+    if image is None and config.prompt != LookConfig.prompt:
+        raise UserError("prompt: expected an image, beside which it stands, got text")
+    if not 1 <= len(sources) <= 2 or (is_alone and len(sources) > 1):
+        expected = "one text or image with --against, else one or two"
+        raise UserError(f"text: expected {expected}, got {len(sources)}")
+    return sources
 
 
 def look_at(
@@ -199,8 +205,8 @@ def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> t
     return text_inputs(loaded.model, ids.to(first_device(loaded.model))), data
 
 
-class _Kept(Statistic):
-    """Keeps the observations of a forward as they are."""
+class _Observations(Statistic):
+    """The observations of a forward as they are."""
 
     info = StatisticInfo(title="Observations", description="", source="")
 
@@ -233,41 +239,36 @@ class _Observed:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, attention: _Kept, hidden: _Kept) -> "_Observed":
-        found = cls()
-        for kept, sites in ((attention, found.attention), (hidden, found.hidden)):
-            for layer in kept.layers:
-                if kept.needs <= layer.tensors.keys():
+    def of(cls, attention: _Observations, hidden: _Observations) -> "_Observed":
+        observed = cls()
+        for statistic, sites in ((attention, observed.attention), (hidden, observed.hidden)):
+            for layer in statistic.layers:
+                if statistic.needs <= layer.tensors.keys():
                     sites.setdefault(layer.site, {}).setdefault(layer.layer, layer)
-        for site, layers in found.attention.items():
+        for site, layers in observed.attention.items():
             if (samples := len(next(iter(layers.values())).length)) > 1:
-                found.notes.append(f"{site}: the model reads the input as {samples} samples; the first is shown.")
-        return found
+                observed.notes.append(f"{site}: the model reads the input as {samples} samples; the first is shown.")
+        return observed
 
 
 def _observe(
     loaded: models.Loaded, forward: Callable[[], object], patches: Patches | None, config: LookConfig
 ) -> tuple[_Observed, list[dict[str, Any]]]:
-    kept = _Kept("look", "column_mass", "value_norm"), _Kept("look_hidden", "hidden")
+    statistics = _Observations("look", "column_mass", "value_norm"), _Observations("look_hidden", "hidden")
     matrices: dict[tuple[str, int], dict[str, Any]] = {}
-    with watching(loaded.model, kept, part=config.part, verify=not config.skip_verification) as watch:
+    with watching(loaded.model, statistics, part=config.part, verify=not config.skip_verification) as watch:
         recorder = CallRecorder(watch, RECORDED_BYTES, encoding.TILES)
         with observing(loaded.model, recorder, list(watch.locations)):
             forward()
         watch.close()
-        observed = _Observed.of(*kept)
-        for statistic in kept:
+        observed = _Observed.of(*statistics)
+        for statistic in statistics:
             statistic.layers = []
         sites = {site: _describe_site(site, observed, loaded, patches, config) for site in observed.attention}
         alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
         queries = {site: sites[site]["num_queries"] for site in sites}
         shapes = {key: Shape(*key, len(alpha), queries[key[0]], alpha.shape[1]) for key, alpha in alphas.items()}
-        few = {site: torch.tensor(sites[site]["few"], dtype=torch.long) for site in sites}
-        quiet = {key: alpha.index_fill(1, few[key[0]], 0).amax(-1).argsort().tolist() for key, alpha in alphas.items()}
-        num_numbers = sum(sites[site]["numbers"] for site in sites)
-        texts = sum(len(str(sites[site][name])) for site in sites for name in ("tokens", "queries", "sinks", "massive"))
-        num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
-        detail = encoding.choose_detail(list(shapes.values()), num_numbers, num_bytes, config.heads, quiet)
+        detail = _choose_detail(sites, list(shapes.values()), alphas, config)
 
         def read(site: str, layer: int, call: AttentionCall, tiles: Tensor | None) -> None:
             matrices[site, layer] = encoding.encode_matrices(shapes[site, layer], call, tiles, detail)
@@ -282,6 +283,18 @@ def _observe(
         entry = next(entry for entry in sites[site]["layers"] if entry["layer"] == layer)
         entry |= {"alpha": encode(alpha), "mean": encoding.encode_float(alpha.mean(0)), **matrices[site, layer]}
     return observed, [{**site, "whole": detail.whole} for site in sites.values()]
+
+
+def _choose_detail(
+    sites: Mapping[str, Any], shapes: list[Shape], alphas: Mapping[tuple[str, int], Tensor], config: LookConfig
+) -> encoding.Detail:
+    """Return how much of each matrix fits the page; the heads without a strong key come first where not all do."""
+    few = {site: torch.tensor(sites[site]["few"], dtype=torch.long) for site in sites}
+    quiet = {key: alpha.index_fill(1, few[key[0]], 0).amax(-1).argsort().tolist() for key, alpha in alphas.items()}
+    num_numbers = sum(sites[site]["numbers"] for site in sites)
+    texts = sum(len(str(sites[site][name])) for site in sites for name in ("tokens", "queries", "sinks", "massive"))
+    num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
+    return encoding.choose_detail(shapes, num_numbers, num_bytes, config.heads, quiet)
 
 
 def _describe_site(
