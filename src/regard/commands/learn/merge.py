@@ -14,7 +14,7 @@ from regard.runs.arguments import parse_number
 from regard.runs.output_dir import RESULTS
 
 if TYPE_CHECKING:
-    from regard.adapters.merging import Combination, LoraFactors
+    from regard.adapters.merging import Combination, LoraFactors, Merge
     from regard.adapters.peft_format import PeftAdapter
 
 HELP = "Merge LoRA adapters into one, in PEFT's format."
@@ -107,9 +107,7 @@ def merge(
     Source:
         TIES (arXiv 2306.01708), DARE (arXiv 2311.03099), task arithmetic (arXiv 2212.04089).
     """
-    import torch
-
-    from regard.adapters.merging import make_merge, merge_layer
+    from regard.adapters.merging import make_merge
     from regard.runs.output_dir import check_output_dir
 
     check_output_dir(out, overwrite=overwrite, command=COMMAND)
@@ -120,15 +118,7 @@ def merge(
         raise UserError(f"adapters: expected at least two to merge, got {len(sources)}")
     _check_together(sources)
     recipe = make_merge(method, len(sources), weights, density, rank)
-    layers: dict[str, LoraFactors] = {}
-    cut_off = []
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        for layer in dict.fromkeys(layer for source in sources for layer in source.layers):
-            having = [number for number, source in enumerate(sources) if layer in source.layers]
-            parts, shares = [sources[i].layers[layer] for i in having], [recipe.weights[i] for i in having]
-            layers[layer], cut = merge_layer(parts, shares, recipe)
-            cut_off.append(cut)
+    layers, cut_off = _merge_layers(sources, recipe, seed)
     metadata = {
         "method": method,
         "adapters": [
@@ -142,6 +132,26 @@ def merge(
     }
     _write(Path(out), layers, sources[0], metadata, overwrite=overwrite)
     return Path(out)
+
+
+def _merge_layers(
+    sources: Sequence[PeftAdapter], recipe: Merge, seed: int
+) -> tuple[dict[str, LoraFactors], list[float]]:
+    """Return each layer merged from the adapters that have it, and the share that the rank cuts off there."""
+    import torch
+
+    from regard.adapters.merging import merge_layer
+
+    layers: dict[str, LoraFactors] = {}
+    cut_off = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for layer in dict.fromkeys(layer for source in sources for layer in source.layers):
+            having = [number for number, source in enumerate(sources) if layer in source.layers]
+            parts, shares = [sources[i].layers[layer] for i in having], [recipe.weights[i] for i in having]
+            layers[layer], cut = merge_layer(parts, shares, recipe)
+            cut_off.append(cut)
+    return layers, cut_off
 
 
 def _write(
