@@ -94,15 +94,7 @@ def prepare_corpus(
     `fraction` is that of the training blocks to use, the same for every seed; a smaller one is a subset.
     `valid_fraction` is that of a source for validation.
     """
-    if not sources:
-        raise UserError("data: expected at least one source, got none")
-    names = [source.name for source in sources]
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise UserError(f"data: expected domains of different names, '{duplicate}' is there twice; write NAME=WHERE")
-    for source in sources:
-        if not 0 < source.weight < math.inf:
-            raise UserError(f"data: expected a positive weight of '{source.name}', got {source.weight}")
+    _check_sources(sources)
     if not 0 < fraction <= 1:
         raise UserError(f"data fraction: expected a number over 0 and at most 1, got {fraction}")
     if not 0 < valid_fraction < 1:
@@ -120,6 +112,18 @@ def prepare_corpus(
     warn_of_unknown(looked_at, tokenizer)
     shares = repeated_shares(train, valid, Path(folder))
     return Corpus(tuple(replace(domain, repeated=share) for domain, share in zip(domains, shares, strict=True)))
+
+
+def _check_sources(sources: Sequence[Source]) -> None:
+    if not sources:
+        raise UserError("data: expected at least one source, got none")
+    names = [source.name for source in sources]
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise UserError(f"data: expected domains of different names, '{duplicate}' is there twice; write NAME=WHERE")
+    for source in sources:
+        if not 0 < source.weight < math.inf:
+            raise UserError(f"data: expected a positive weight of '{source.name}', got {source.weight}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -98,12 +98,7 @@ def make_text_windows(
     further = (window for turn in itertools.zip_longest(*spare) for window in turn if window is not None)
     windows += itertools.islice(further, samples - len(windows))
     if len(windows) < samples:
-        count, longest_text = len(windows), max(longest.values(), default=0) + length - content_length
-        if count:
-            message = f"texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
-            raise UserError(f"samples: expected {message}")
-        message = f"a text of at least {length} tokens, the longest found has {longest_text}; ask for at most that"
-        raise UserError(f"length: expected {message}")
+        raise _too_few(len(windows), samples, length, max(longest.values(), default=0) + length - content_length)
     warn_of_unknown({"": [ids for _, ids in windows]}, tokenizer)
     return Windows(
         *frame.add_to(torch.tensor([ids for _, ids in windows])),
@@ -111,6 +106,15 @@ def make_text_windows(
         documents=len(longest),
         too_short=sum(tokens < content_length for tokens in longest.values()),
     )
+
+
+def _too_few(count: int, samples: int, length: int, longest: int) -> UserError:
+    """Return the error of texts with too few windows: fewer than samples, or none that is long enough."""
+    if count:
+        message = f"texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
+        return UserError(f"samples: expected {message}")
+    message = f"a text of at least {length} tokens, the longest found has {longest}; ask for at most that"
+    return UserError(f"length: expected {message}")
 
 
 def make_random_windows(
