@@ -39,12 +39,15 @@ def check_choice(name: str, value: Any, allowed: Collection[str]) -> None:
 
 
 @contextmanager
-def naming_option(option: str, instead_of: str) -> Iterator[None]:
-    """Let the `UserError`s of the block name the option that the user has given."""
+def naming_option(option: str, instead_of: str, *, others: bool = True) -> Iterator[None]:
+    """Let the `UserError`s of the block name the option that the user has given, `others` those that name none too."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{option}: {str(error).removeprefix(f'{instead_of}: ')}") from error
+        message = str(error)
+        if not others and not message.startswith(f"{instead_of}: "):
+            raise
+        raise UserError(f"{option}: {message.removeprefix(f'{instead_of}: ')}") from error
 
 
 def warn_user(message: str) -> None:

@@ -292,10 +292,9 @@ def _choose_metrics(raw: Sequence[RawTask], benchmark: Benchmark | None) -> list
 
 
 def _published_samples(raw: Sequence[RawTask], spec: StreamSpec, folder: Path | None) -> list[int | None]:
-    """Return how many training rows a class of each task has; None for all of them."""
+    """Return how many training rows a class of each task has; None for all, as of files with the published rows."""
     if spec.benchmark is None:
         return [None if task.all_rows else spec.samples_per_class for task in spec.tasks]
-    # Files have the published rows, except those with free answers
     return [None if folder is not None and not task.has_free_answers else spec.samples_per_class for task in raw]
 
 

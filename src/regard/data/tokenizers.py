@@ -239,8 +239,8 @@ def encode_beginning(tokenizer: Any, *texts: str, limit: int) -> tuple[Any, int]
         encoded = tokenize_once(tokenizer, *columns, truncation=True, max_length=limit)
     finally:
         tokenizer.truncation_side = side
-    if len(encoded["input_ids"][0]) < 2:
-        raise UserError("text: expected at least two tokens")
+    if number < 2:
+        raise UserError(f"text: expected at least two tokens, got {number}")
     return encoded.convert_to_tensors("pt"), number
 
 

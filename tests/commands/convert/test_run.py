@@ -517,6 +517,16 @@ def test_one_held_out_row_is_too_few(causal: str, tmp_path: Path) -> None:
         convert(causal, **options)
 
 
+def test_too_little_text_is_refused_by_the_name_of_its_option(causal: str, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("w1 w2 w3", encoding="utf-8")
+    (tmp_path / "file").touch()
+    options = {**SMALL, "text": [str(tmp_path / "short.txt")]}
+    with pytest.raises(UserError, match=r"^text: expected text for 2 blocks of 15 tokens, .*short\.txt has 4 tokens"):
+        convert(causal, **options, cache=tmp_path / "cache")
+    with pytest.raises(UserError, match=r"^(?!text)"):
+        convert(causal, **options, cache=tmp_path / "file" / "cache")
+
+
 def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
     loaded = load(causal, language_model=True)
     with pytest.raises(UserError, match="expected weights in float32"):

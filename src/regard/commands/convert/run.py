@@ -116,7 +116,8 @@ def convert(  # noqa: D417 - the options are described in the configuration
         has_constants = config.attention in (AVERAGE, TRAINED_AVERAGE)
         student = None if has_constants else replaced(loaded.model, config.chosen_attention, layers=config.layers)
         length = config.num_tokens - len(tokens_before(loaded.tokenizer))
-        corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report)
+        with naming_option("text", instead_of="data", others=False):
+            corpus = prepare_corpus(sources, loaded.tokenizer, length=length, folder=folder, on_progress=report)
         hashes = corpus.hashes()
         model_id = {"name": loaded.name, "sha256": loaded.sha256}
         sequences = Sequences.of(corpus, loaded.tokenizer, batch_size=config.batch_size, seed=config.seed)

@@ -87,8 +87,12 @@ class ReplaceConfig(Config):
         "paper", "position of special tokens: paper or natural"
     )
     length: int | None = config_field(None, "tokens per input (default: the scale's)")
-    max_train_samples: int | None = config_field(None, "maximum training examples (default: the scale's)")
-    max_eval_samples: int | None = config_field(None, "maximum validation examples (default: the scale's)")
+    max_train_samples: int | None = config_field(
+        None, "maximum training examples, of lm and mlm lines (default: the scale's)"
+    )
+    max_eval_samples: int | None = config_field(
+        None, "maximum validation examples, of lm and mlm lines (default: the scale's)"
+    )
     num_epochs: int | None = config_field(None, "epochs of fitting a probe (default: the scale's)")
     batch_size: int | None = config_field(None, "examples per step (default: the scale's)")
     learning_rate: float | None = config_field(
