@@ -125,8 +125,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     except OSError as error:
         place = error.filename if _drop_output() else "standard output"
-        told = f"{place}: {error.strerror}" if place and error.strerror else describe_error(error)
-        _print_error(f"{command}: {told}")
+        problem = f"{place}: {error.strerror}" if place and error.strerror else describe_error(error)
+        _print_error(f"{command}: {problem}")
         return _unless_in_job()
     finally:
         gc.unfreeze()

@@ -66,8 +66,8 @@ class DiscriminantRouter(nn.Module):
     def delete(self, block: int) -> None:
         """Forget the mean of an adapter; later ones move up. What its rows said of the covariance stays."""
         with torch.inference_mode(False):
-            kept = [index for index in range(len(self.means)) if index != block]
-            self.means, self.num_rows = self.means[kept], self.num_rows[kept]
+            others = [index for index in range(len(self.means)) if index != block]
+            self.means, self.num_rows = self.means[others], self.num_rows[others]
             self.count -= (self.count > block).to(self.count.dtype)
 
     @torch.no_grad()

@@ -58,8 +58,8 @@ def check_frozen_base(adapters: Any) -> None:
 def warn_of_trained_base(adapters: Any, option: str) -> None:
     """Warn that a folder lacks weights of the base that have trained."""
     if names := trained_base(adapters):
-        told = _told_tied(adapters, names)
-        warn_user(f"{option}: the folder lacks {', '.join(names[:3])}, which are of the base and train{told}")
+        tied = _told_tied(adapters, names)
+        warn_user(f"{option}: the folder lacks {', '.join(names[:3])}, which are of the base and train{tied}")
 
 
 def _told_tied(adapters: Any, names: Sequence[str]) -> str:
@@ -90,9 +90,9 @@ def warn_of_new_head(adapters: Any) -> None:
     if adapters.model.get_output_embeddings() is not None and _may_have_output(adapters, stored):
         return
     part = list(head)[-1].partition(".")[0]
-    told = f"the head ({', '.join(head)}) is not in the files of {adapters.model.name_or_path} and does not train"
+    problem = f"the head ({', '.join(head)}) is not in the files of {adapters.model.name_or_path} and does not train"
     opened = f"adapters.{part}.requires_grad_(True) opens it"
-    warn_user(f"model: {told}: unless you have loaded it since, adapters learn behind a random one; {opened}")
+    warn_user(f"model: {problem}: unless you have loaded it since, adapters learn behind a random one; {opened}")
 
 
 def _head(adapters: Any) -> list[tuple[str, Any]]:

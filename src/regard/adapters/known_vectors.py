@@ -72,9 +72,10 @@ class KnownVectors:
 
     def _row_keys(self, inputs: Mapping[str, Any], valid: Tensor) -> list[bytes] | None:
         """Return a hash of each row's inputs; None if they are not those of a text, token by token."""
-        given = {name: value for name, value in inputs.items() if name in self.reader.accepted and value is not None}
-        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
-        if "input_ids" not in tensors or given.keys() - tensors.keys() - _ANSWER_FORM:
+        accepted = self.reader.accepted
+        arguments = {name: value for name, value in inputs.items() if name in accepted and value is not None}
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+        if "input_ids" not in tensors or arguments.keys() - tensors.keys() - _ANSWER_FORM:
             return None
         if any(name not in _BY_TOKEN or value.shape != valid.shape for name, value in tensors.items()):
             return None

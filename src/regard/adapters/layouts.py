@@ -29,17 +29,17 @@ def find_layouts(model: nn.Module, names: Sequence[str]) -> dict[str, Layout]:
     Experts read the tokens that are sent to them, and towers images and sounds: neither are rows.
     """
     towers = find_towers(model)
-    found: dict[str, Layout] = {}
+    layouts: dict[str, Layout] = {}
 
     def note(name: str, args: tuple[Any, ...]) -> None:
         layout = layout_of(args[0]) if args and isinstance(args[0], Tensor) else None
         if layout is not None and name not in apart:
-            found[name] = layout if found.get(name, layout) == layout else "other"
+            layouts[name] = layout if layouts.get(name, layout) == layout else "other"
 
     apart = {name for name in names if name.startswith(towers) or "experts" in name.split(".")}
     inputs = three_rows(model)
     if inputs is None:
-        return found
+        return layouts
     handles = [
         model.get_submodule(name).register_forward_pre_hook(lambda _, args, name=name: note(name, args))
         for name in names
@@ -54,7 +54,7 @@ def find_layouts(model: nn.Module, names: Sequence[str]) -> dict[str, Layout]:
     finally:
         for handle in handles:
             handle.remove()
-    return found | dict.fromkeys(apart, "other") if found or takes_tokens else found
+    return layouts | dict.fromkeys(apart, "other") if layouts or takes_tokens else layouts
 
 
 @contextmanager

@@ -89,8 +89,8 @@ class StateReader:
     def __init__(self, reader: Any, layers: Sequence[int] | None = None, *, positions_from_mask: bool = False) -> None:
         self.reader = reader
         config = self.reader.config.get_text_config()
-        said = ("num_hidden_layers", "hidden_size")
-        if missing := [name for name in said if not isinstance(getattr(config, name, None), int)]:
+        names = ("num_hidden_layers", "hidden_size")
+        if missing := [name for name in names if not isinstance(getattr(config, name, None), int)]:
             got = f"{type(config).__name__} without {' and '.join(missing)}; query='embeddings' is possible"
             raise UserError(f"query: expected a model that says its layers and width, got {got}")
         num_layers = _count_blocks(reader, config.num_hidden_layers)
@@ -121,16 +121,16 @@ class StateReader:
             return None
 
     def __call__(self, inputs: Mapping[str, Any], valid: Tensor) -> Tensor:
-        given = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
-        given |= self._switches
-        if missing := self._required - set(given):
+        arguments = {name: value for name, value in inputs.items() if name in self.accepted and value is not None}
+        arguments |= self._switches
+        if missing := self._required - set(arguments):
             got = f"a {type(self.reader).__name__} without {' and '.join(sorted(missing))}"
             raise UserError(
                 f"query: expected all that reads the tokens, got {got}; use_only and use_weights are possible"
             )
-        if self._shifts_positions(given):
-            given["position_ids"] = (given["attention_mask"].long().cumsum(-1) - 1).clamp_min(0)
-        return self._pool(self._run_blocks(given) if self.blocks else self._run_whole(given), valid)
+        if self._shifts_positions(arguments):
+            arguments["position_ids"] = (arguments["attention_mask"].long().cumsum(-1) - 1).clamp_min(0)
+        return self._pool(self._run_blocks(arguments) if self.blocks else self._run_whole(arguments), valid)
 
     def read_along(
         self, inputs: Mapping[str, Any], valid: Tensor, use: Callable[[Tensor], None]
@@ -143,8 +143,8 @@ class StateReader:
             A function that stops waiting; None if that pass does not read what a call would: it has dropout, or counts
             positions otherwise.
         """
-        given = {name: value for name, value in inputs.items() if value is not None}
-        if not self.blocks or (self.reader.training and self._is_random) or self._shifts_positions(given):
+        arguments = {name: value for name, value in inputs.items() if value is not None}
+        if not self.blocks or (self.reader.training and self._is_random) or self._shifts_positions(arguments):
             return None
         states: dict[int, Tensor] = {}
 
@@ -162,10 +162,12 @@ class StateReader:
 
         return stop
 
-    def _shifts_positions(self, given: Mapping[str, Any]) -> bool:
+    def _shifts_positions(self, arguments: Mapping[str, Any]) -> bool:
         """Return whether positions are counted from the first token of left-padded texts, unlike in a plain pass."""
-        mask = given.get("attention_mask")
-        return self._counts_tokens and mask is not None and "position_ids" not in given and not bool(mask[:, 0].all())
+        mask = arguments.get("attention_mask")
+        if not self._counts_tokens or mask is None or "position_ids" in arguments:
+            return False
+        return not bool(mask[:, 0].all())
 
     def _pool(self, states: Mapping[int, Tensor], valid: Tensor) -> Tensor:
         rows, length = valid.shape
@@ -196,7 +198,7 @@ class StateReader:
         later = (self._stack or [])[self.layers[-1] :]
         return module in set(self.reader.modules()) and not any(module in set(block.modules()) for block in later)
 
-    def _run_blocks(self, given: dict[str, Any]) -> dict[int, Tensor]:
+    def _run_blocks(self, arguments: dict[str, Any]) -> dict[int, Tensor]:
         states: dict[int, Tensor] = {}
 
         def capture(layer: int, output: Tensor) -> None:
@@ -207,7 +209,7 @@ class StateReader:
         handles = self._listen(capture)
         try:
             with eval_no_grad(self.reader):
-                self.reader(**given)
+                self.reader(**arguments)
         except _StatesRead:
             return states
         finally:
@@ -215,10 +217,10 @@ class StateReader:
                 handle.remove()
         raise UserError(f"query_layers: {type(self.reader).__name__} does not run its layers in order")
 
-    def _run_whole(self, given: dict[str, Any]) -> dict[int, Tensor]:
+    def _run_whole(self, arguments: dict[str, Any]) -> dict[int, Tensor]:
         """Run all layers of a model whose layers are no modules of their own."""
         with eval_no_grad(self.reader):
-            outputs = self.reader(**{**given, "output_hidden_states": True, "return_dict": True})
+            outputs = self.reader(**{**arguments, "output_hidden_states": True, "return_dict": True})
         return {layer: outputs.hidden_states[layer] for layer in self.layers}
 
 

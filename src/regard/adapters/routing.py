@@ -257,8 +257,8 @@ class Routing:
             )
         if is_taken and len(self.prompted) < self.num_adapters and not self._is_told:
             self._is_told = True
-            told = "the Trainer takes them away (compute_loss_func), so rows are weighed by all their tokens"
-            warn_user(f"labels: {told}; if these have answers, give rows a prompt_mask")
+            reason = "the Trainer takes them away (compute_loss_func), so rows are weighed by all their tokens"
+            warn_user(f"labels: {reason}; if these have answers, give rows a prompt_mask")
 
     def refuse_joined_rows(self) -> None:
         """Raise UserError if rows have weights of their own, for a call that joins several texts to one row."""

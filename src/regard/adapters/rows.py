@@ -30,8 +30,8 @@ def are_packed(inputs: Mapping[str, Any]) -> Tensor | None:
 
     None where positions do not say it: there are none, or a mask beside them.
     """
-    given = next((inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None), None)
-    positions = text_positions(inputs.get("position_ids"), given)
+    tokens = next((inputs[name] for name in ("input_ids", "inputs_embeds") if inputs.get(name) is not None), None)
+    positions = text_positions(inputs.get("position_ids"), tokens)
     if inputs.get("attention_mask") is not None or positions is None:
         return None
     return (positions.diff() != 1).any()
@@ -68,6 +68,6 @@ def has_one_each(modalities: TokenModalities | None, ids: Tensor | None) -> bool
 def special_tokens(model: PreTrainedModel) -> list[int]:
     """Return the ids of begin and end of text and of padding, as far as the model has them."""
     config = model.config.get_text_config()
-    found = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
-    ids = [number for entry in found for number in (entry if isinstance(entry, list) else [entry])]
+    entries = [getattr(config, f"{name}_token_id", None) for name in ("bos", "eos", "pad")]
+    ids = [number for entry in entries for number in (entry if isinstance(entry, list) else [entry])]
     return [number for number in ids if number is not None]

@@ -22,10 +22,10 @@ def like_forward_of(model: PreTrainedModel, adapters: Any) -> MethodType:
         return type(self).forward(self, *args, **inputs)
 
     keyword, any_name = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
-    given = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    given += [*inspect.signature(model.forward).parameters.values(), inspect.Parameter("prompt_mask", keyword)]
-    given.sort(key=lambda parameter: parameter.kind is any_name)
-    forward.__signature__ = inspect.Signature(given)  # type: ignore[attr-defined]
+    parameters = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
+    parameters += [*inspect.signature(model.forward).parameters.values(), inspect.Parameter("prompt_mask", keyword)]
+    parameters.sort(key=lambda parameter: parameter.kind is any_name)
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return MethodType(forward, adapters)
 
 

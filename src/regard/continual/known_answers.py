@@ -115,10 +115,10 @@ def used_adapters(weights: Tensor) -> list[int]:
 
 def digest(values: Iterable[Tensor]) -> str:
     """Return a hash of the numbers of tensors."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for value in values:
-        found.update(tensor_bytes(value))
-    return found.hexdigest()
+        sha256.update(tensor_bytes(value))
+    return sha256.hexdigest()
 
 
 def _pad(weights: Tensor, width: int) -> Tensor:

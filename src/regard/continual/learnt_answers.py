@@ -28,8 +28,8 @@ def compare_with_learnt(
         packed = np.packbits(now).tobytes().hex()
         learnt.append({"task_index": task + 1, "scenario": scenario, "right": packed})
         return {"lost": 0.0, "gained": 0.0}
-    found = [row["right"] for row in learnt if (row["task_index"], row["scenario"]) == (task + 1, scenario)]
-    if not found:
+    records = [row["right"] for row in learnt if (row["task_index"], row["scenario"]) == (task + 1, scenario)]
+    if not records:
         return {"lost": None, "gained": None}
-    before = np.unpackbits(np.frombuffer(bytes.fromhex(found[-1]), dtype=np.uint8), count=len(now)).astype(bool)
+    before = np.unpackbits(np.frombuffer(bytes.fromhex(records[-1]), dtype=np.uint8), count=len(now)).astype(bool)
     return {"lost": float((before & ~now).sum()), "gained": float((now & ~before).sum())}

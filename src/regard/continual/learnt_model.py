@@ -130,16 +130,16 @@ class LearntModel:
         examples = Examples(texts=rows, labels=(0,) * len(rows))
         encoded = encode("sequence", examples, self.tokenizer, self.lineage["length"], "natural")
         device = next(self.network.parameters()).device
-        found: list[str] = []
+        predicted: list[str] = []
         for batch in encoded.batches(batch_size):
             inputs = {name: value.to(device) for name, value in batch.items()}
             if task is not None:
                 inputs["tasks"] = torch.full((len(batch["input_ids"]),), number, device=device)
             logits = self.network(inputs)
-            found += [
+            predicted += [
                 classes[index] for index in logits.float().cpu().masked_fill(banned, -torch.inf).argmax(-1).tolist()
             ]
-        return found
+        return predicted
 
     def complete(self, inputs: Iterable[str], task: str | None = None) -> list[str]:
         """Return the prompts of inputs as the model was trained on them; what is a whole prompt stays as it is.

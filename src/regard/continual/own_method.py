@@ -58,9 +58,9 @@ def naming_own_code() -> Iterator[None]:
         raise UserError(f"method: {place}: {type(error).__name__}: {describe_error(error)}") from error
 
 
-def _check_signatures(found: type[Method], path: str) -> None:
+def _check_signatures(own_class: type[Method], path: str) -> None:
     """Raise a UserError if a function of the class cannot be called as that of `Method` whose place it takes."""
-    own = found.__mro__[: found.__mro__.index(Method)]
+    own = own_class.__mro__[: own_class.__mro__.index(Method)]
     for name, function in {name: value for part in reversed(own) for name, value in vars(part).items()}.items():
         expected = inspect.getattr_static(Method, name, None)
         if not (inspect.isfunction(function) and inspect.isfunction(expected)):
@@ -72,7 +72,7 @@ def _check_signatures(found: type[Method], path: str) -> None:
             inspect.signature(function).bind(*by_place, **by_name)
         except TypeError as error:
             called = f"{name}{inspect.signature(expected)}".replace("'", "")
-            raise UserError(f"method: {path}: {found.__name__}.{name} is called as {called}: {error}") from error
+            raise UserError(f"method: {path}: {own_class.__name__}.{name} is called as {called}: {error}") from error
 
 
 @cache

@@ -50,7 +50,7 @@ def repeated_shares(
 def _count(train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks]) -> list[float | None]:
     pieces = [_hash_pieces(blocks) for blocks in valid]
     known = np.unique(np.concatenate(pieces))
-    found = np.zeros(len(known), dtype=bool)
+    is_there = np.zeros(len(known), dtype=bool)
     may_be_known = np.zeros(1 << (64 - int(_FILTER_SHIFT)), dtype=bool)
     may_be_known[known >> _FILTER_SHIFT] = True
     for blocks in train if len(known) else ():
@@ -60,9 +60,9 @@ def _count(train: Sequence[TokenBlocks], valid: Sequence[TokenBlocks]) -> list[f
             hashes = _hash_windows(joined)
             hashes = hashes[may_be_known.take((hashes >> _FILTER_SHIFT).view(np.int64))]
             places = np.searchsorted(known, hashes).clip(max=len(known) - 1)
-            found[places[known[places] == hashes]] = True
+            is_there[places[known[places] == hashes]] = True
             rest = joined[-(PIECE - 1) :]
-    return [float(found[np.searchsorted(known, one)].mean()) if len(one) else None for one in pieces]
+    return [float(is_there[np.searchsorted(known, one)].mean()) if len(one) else None for one in pieces]
 
 
 def _hash_pieces(blocks: TokenBlocks) -> Hashes:

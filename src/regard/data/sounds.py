@@ -29,15 +29,15 @@ class Sounds(MediaFiles):
         """Return the samples of a sound from −1 to 1, the mean of its channels, at a rate in Hz. Raises UserError."""
         sound = self.items[index]
         if isinstance(sound, Mapping) and {"array", "sampling_rate"} <= set(sound):
-            samples, given = _scale(np.asarray(sound["array"])), int(sound["sampling_rate"])
+            samples, own_rate = _scale(np.asarray(sound["array"])), int(sound["sampling_rate"])
             samples = samples.mean(int(np.argmin(samples.shape))) if samples.ndim == 2 else samples
         elif isinstance(sound, str | Path):
-            samples, given = _read_wave(Path(sound))
+            samples, own_rate = _read_wave(Path(sound))
         else:
             raise UserError(f"audio: expected {_EXPECTED}; got {type(sound).__name__}")
         if samples.ndim != 1 or not len(samples) or not np.isfinite(samples).all():
             raise UserError(f"audio: {self.name(index)} has no finite samples of one or two dimensions")
-        return samples if given == rate else _resample(samples, given, rate)
+        return samples if own_rate == rate else _resample(samples, own_rate, rate)
 
 
 def read_sounds(paths: Sequence[str | Path]) -> Sounds:
@@ -87,11 +87,11 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
     return samples.mean(1), rate
 
 
-def _resample(samples: Any, given: int, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _resample(samples: Any, own_rate: int, rate: int) -> np.ndarray[Any, np.dtype[np.float32]]:
     try:
         from scipy.signal import resample_poly
     except ImportError:
-        message = f"the model reads sounds of {rate} Hz, these are of {given} Hz; pip install 'regard[audio]' converts"
-        raise UserError(f"audio: {message}") from None
-    common = math.gcd(given, rate)
-    return np.asarray(resample_poly(samples, rate // common, given // common), dtype=np.float32)
+        problem = f"the model reads sounds of {rate} Hz, these are of {own_rate} Hz"
+        raise UserError(f"audio: {problem}; pip install 'regard[audio]' converts") from None
+    common = math.gcd(own_rate, rate)
+    return np.asarray(resample_poly(samples, rate // common, own_rate // common), dtype=np.float32)

@@ -365,13 +365,13 @@ def _describe_instruction_tasks(
 
 def check_labels(name: str, labels: Sequence[str]) -> None:
     """Raise UserError if two labels of a task differ only in letter case, punctuation and spaces."""
-    seen: dict[str, str] = {}
+    by_letters: dict[str, str] = {}
     for label in labels:
         letters = "".join(sign for sign in unicodedata.normalize("NFKC", label).casefold() if sign.isalnum())
-        if letters in seen:
-            same = f"{seen[letters]!r} and {label!r} are the same but for case, punctuation and spaces"
+        if letters in by_letters:
+            same = f"{by_letters[letters]!r} and {label!r} are the same but for case, punctuation and spaces"
             raise UserError(f"labels: expected labels of {name!r} that differ in words, {same}")
-        seen[letters] = label
+        by_letters[letters] = label
 
 
 def _sample_splits(

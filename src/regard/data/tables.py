@@ -149,13 +149,13 @@ def warn_of_labels(labels: Iterable[str], place: object, option: str) -> None:
     names = set(labels)
     decimal = next((name for name in sorted(names) if not WHOLE.fullmatch(name)), None)
     if decimal is not None and all(map(NUMBER.fullmatch, names)):
-        told = f"each of {len(names)} numbers is a class of its own, without an order; regression is not served"
-        warn_user(f"{option}: labels of {place} are decimal numbers, such as {decimal}: {told}")
+        reason = f"each of {len(names)} numbers is a class of its own, without an order; regression is not served"
+        warn_user(f"{option}: labels of {place} are decimal numbers, such as {decimal}: {reason}")
         return
     parts = {name: {part.strip() for part in re.split(r"[|;,]", name)} for name in sorted(names)}
-    if joined := next((name for name, found in parts.items() if len(found) > 1 and found <= names), None):
-        told = f"a class of its own beside {', '.join(map(repr, sorted(parts[joined])))}"
-        warn_user(f"{option}: the label {joined!r} of {place} is {told}; several labels of a row are not served")
+    if joined := next((name for name, several in parts.items() if len(several) > 1 and several <= names), None):
+        reason = f"a class of its own beside {', '.join(map(repr, sorted(parts[joined])))}"
+        warn_user(f"{option}: the label {joined!r} of {place} is {reason}; several labels of a row are not served")
 
 
 def check_columns_once(names: Iterable[str], place: object, option: str) -> None:

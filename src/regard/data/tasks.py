@@ -268,8 +268,8 @@ def _warn_of_shared_texts(table: tables.Table, train: tables.Table) -> None:
     """Warn of texts that a table to validate on has from the table to train on."""
     known = {TextKey.of(row.texts) for row in train.rows}
     if shared := sum(TextKey.of(row.texts) in known for row in table.rows):
-        told = f"{shared} of {len(table.rows)} rows of {table.name} have texts of {train.name}, trained on"
-        warn_user(f"validation: {told}")
+        problem = f"{shared} of {len(table.rows)} rows of {table.name} have texts of {train.name}, trained on"
+        warn_user(f"validation: {problem}")
 
 
 def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
@@ -280,8 +280,8 @@ def _read_published(name: str, spec: TaskSpec, folder: Path | None) -> _Tables:
         return _split_text(folder)
     if not folder.is_dir():
         expected = f"a folder with the files of {name}" + (", or a text file" if spec.kind == "mlm" else "")
-        found = f"{folder} is a file" if folder.is_file() else f"there is no {folder}"
-        raise UserError(f"data: expected {expected}; {found}")
+        got = f"{folder} is a file" if folder.is_file() else f"there is no {folder}"
+        raise UserError(f"data: expected {expected}; {got}")
     folders = [folder / parent / below for parent in ("glue", "") for below in spec.folders] + [folder]
     choices = [(spec.train, spec.validation)]
     if spec.kind == "mlm":

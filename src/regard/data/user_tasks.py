@@ -164,9 +164,9 @@ def _find_unpaired(records: Sequence[Record], columns: UserColumns, places: Sequ
     return {records[index].location for index in find_gaps(second, [task for task, _ in places])}
 
 
-def _count_left_out(every: Sequence[Record], kept: Sequence[Record], only_task: str | None) -> Counter[str]:
+def _count_left_out(every: Sequence[Record], complete: Sequence[Record], only_task: str | None) -> Counter[str]:
     """Return how many rows of each task were left out; those without a task are of none ("")."""
-    locations = {record.location for record in kept}
+    locations = {record.location for record in complete}
     left_out = [record.values.get("task") for record in every if record.location not in locations]
     if only_task is not None:
         return Counter({only_task: len(left_out)})

@@ -28,10 +28,10 @@ def cache_name(values: Any) -> str | None:
     Models of their own ways call other things `cache`, as Flaubert does a dictionary, which are no cache here.
     """
     named = values if isinstance(values, Mapping) else {name: getattr(values, name, None) for name in CACHE_NAMES}
-    given = {name: value for name, value in named.items() if name in CACHE_NAMES and value is not None}
-    if isinstance(given.get(_NEW), Cache):
+    passed = {name: value for name, value in named.items() if name in CACHE_NAMES and value is not None}
+    if isinstance(passed.get(_NEW), Cache):
         return _NEW
-    return _OLD if _OLD in given else None
+    return _OLD if _OLD in passed else None
 
 
 def rename_cache(kwargs: dict[str, Any], parameters: Iterable[str]) -> dict[str, Any]:

@@ -114,8 +114,8 @@ class ForwardContext:
     @property
     def is_plain(self) -> bool:
         """Whether it has no padding, packing or cache."""
-        told = self.token_mask, self.segments, self.encoder_mask, self.pair_mask
-        return self.offset == 0 and all(value is None for value in told)
+        masks = self.token_mask, self.segments, self.encoder_mask, self.pair_mask
+        return self.offset == 0 and all(value is None for value in masks)
 
     @property
     def is_next_step(self) -> bool:

@@ -190,8 +190,8 @@ def _run_small_forward(model: Any) -> None:
     except UserError:
         raise
     except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
-        taken = getattr(model, "main_input_name", "input_ids")
-        names = " and ".join([taken] if isinstance(taken, str) else taken)
+        main_names = getattr(model, "main_input_name", "input_ids")
+        names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
         reason = describe_error(error)[:200] if names in ("input_ids", "pixel_values") else f"it takes {names}"
         raise UserError(
             f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
@@ -217,9 +217,9 @@ def smallest_input(model: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"input_ids": ids}
     if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(inner.forward).parameters:
         arguments["decoder_input_ids"] = ids
-    taken = inspect.signature(model.forward).parameters
-    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-    if hasattr(config, "use_cache") and (is_open or "use_cache" in taken):
+    parameters = inspect.signature(model.forward).parameters
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    if hasattr(config, "use_cache") and (is_open or "use_cache" in parameters):
         arguments["use_cache"] = False
     return arguments
 

@@ -42,8 +42,8 @@ class PassState:
     @cached_property
     def is_unmasked(self) -> bool:
         """Whether no token so far is padding, and each row is one sequence."""
-        told = (self.shift, self.encoder_shift, self.block_starts, self.forward.token_mask, self.forward.segments)
-        return all(value is None for value in told)
+        masks = (self.shift, self.encoder_shift, self.block_starts, self.forward.token_mask, self.forward.segments)
+        return all(value is None for value in masks)
 
     def copy(self) -> PassState:
         """Return a state of the same forward that goes on to count by itself."""

@@ -95,11 +95,11 @@ class Passes(ByThread[State]):
 
 def make_passes(layers: Sequence[AttentionLayer], make_state: Callable[[], State]) -> dict[nn.Module, Passes[State]]:
     """Return the forward that each stack of these layers will be in; stacks that share a module are in the same."""
-    found: dict[nn.Module, Passes[State]] = {}
+    by_module: dict[nn.Module, Passes[State]] = {}
     for layer in layers:
-        passes = found.get(layer.module) or found.get(layer.stack.module) or Passes(make_state())
-        found[layer.module] = found[layer.stack.module] = passes
-    return {stack: found[stack] for stack in (layer.stack.module for layer in layers)}
+        passes = by_module.get(layer.module) or by_module.get(layer.stack.module) or Passes(make_state())
+        by_module[layer.module] = by_module[layer.stack.module] = passes
+    return {stack: by_module[stack] for stack in (layer.stack.module for layer in layers)}
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ def _has_part(processor: Any, kind: Kind) -> bool:
 
 def _takes_videos(processor: Any) -> bool:
     """Return whether an image processor makes a video of several images (VideoMAE, ViViT)."""
-    taken = inspect.signature(processor.preprocess).parameters
-    return "videos" in taken and "images" not in taken
+    parameters = inspect.signature(processor.preprocess).parameters
+    return "videos" in parameters and "images" not in parameters
 
 
 def _check_no_videos(processor: Any, kind: Kind, name: str) -> None:
@@ -124,10 +124,10 @@ def image_inputs(loaded: Loaded, images: Sequence[Any], prompt: str) -> dict[str
 
 def _check_padding(loaded: Loaded, inputs: Mapping[str, Any], images: Sequence[Any], prompt: str) -> None:
     """Raise a UserError if images of several sizes are padded to one, and the model takes no mask of that (YOLOS)."""
-    taken, pixels = inspect.signature(loaded.model.forward).parameters, inputs.get("pixel_values")
+    parameters, pixels = inspect.signature(loaded.model.forward).parameters, inputs.get("pixel_values")
     says_size = ("mask", "sizes", "shapes", "thw")
-    told = [name for name in inputs.keys() & taken.keys() - {"attention_mask"} if name.endswith(says_size)]
-    if told or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != len(images):
+    sizes = [name for name in inputs.keys() & parameters.keys() - {"attention_mask"} if name.endswith(says_size)]
+    if sizes or not isinstance(pixels, Tensor) or pixels.ndim != 4 or len(pixels) != len(images):
         return
     for image in {image.size: image for image in images}.values():
         alone = _first_that_works(loaded, _processor_arguments(loaded, [image], prompt), "images", 1)["pixel_values"]
@@ -225,11 +225,11 @@ def video_inputs(loaded: Loaded, videos: Sequence[Sequence[Any]], prompt: str) -
 
 def _video_arguments(loaded: Loaded, videos: Sequence[Any], prompt: str) -> Iterator[dict[str, Any]]:
     """Yield the forms in which processors take videos, and text that says where they stand, most common first."""
-    processor, given = loaded.processor, [list(frames) for frames in videos]
+    processor, clips = loaded.processor, [list(frames) for frames in videos]
     if isinstance(processor, BaseImageProcessor) and not isinstance(processor, BaseVideoProcessor):
-        yield {"images": given}
+        yield {"images": clips}
         return
-    whole = {"videos": given, "do_sample_frames": False}
+    whole = {"videos": clips, "do_sample_frames": False}
     if not reads_text(loaded, "videos"):
         yield whole
         return

@@ -82,7 +82,7 @@ def statistic_overview(table: pd.DataFrame) -> pd.DataFrame:
     """Return mean, smallest and largest value of each statistic over the heads, else the layers, that a map shows."""
     rows = []
     for measure in measures(table) if len(table) else []:
-        block = next((found for found in (heads(measure), layers(measure), measure.block()) if found is not None), None)
+        block = next((shown for shown in (heads(measure), layers(measure), measure.block()) if shown is not None), None)
         if block is not None and "layer" in block.coordinates:
             block = block.keep("layer", block.coordinates["layer"] >= 0)  # the embeddings are no layer
         if block is None or np.isnan(block.values).all():

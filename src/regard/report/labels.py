@@ -18,8 +18,8 @@ _SITES = {"decoder": "decoder", "encoder": "encoder", "cross": "cross-attention"
 
 def title(statistic: str, record: Mapping[str, Any]) -> str:
     """The statistic's title in the record, else its name in words."""
-    told = info(statistic, record).get("title")
-    return str(told) if told else statistic.replace("_", " ").capitalize()
+    own_title = info(statistic, record).get("title")
+    return str(own_title) if own_title else statistic.replace("_", " ").capitalize()
 
 
 def description(statistic: str, record: Mapping[str, Any]) -> str:
@@ -32,8 +32,8 @@ def description(statistic: str, record: Mapping[str, Any]) -> str:
 
 def unit(statistic: str, record: Mapping[str, Any]) -> str:
     """The statistic's unit in the record, "" where it has none; a rate is "%" even where the record is silent."""
-    told = str(info(statistic, record).get("unit") or "")
-    return "%" if told.lower() in _PERCENT or (not told and statistic in _RATES) else told
+    own_unit = str(info(statistic, record).get("unit") or "")
+    return "%" if own_unit.lower() in _PERCENT or (not own_unit and statistic in _RATES) else own_unit
 
 
 def name(measure: Measure, record: Mapping[str, Any], *, with_site: bool) -> str:
@@ -143,8 +143,8 @@ def model_size(record: Mapping[str, Any]) -> str:
 
 def section(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The part of the record under `key`; empty where there is none."""
-    found = record.get(key)
-    return found if isinstance(found, Mapping) else {}
+    part = record.get(key)
+    return part if isinstance(part, Mapping) else {}
 
 
 def info(statistic: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,8 +185,8 @@ def format_duration(seconds: float) -> str:
 
 def metadata_number(record: Mapping[str, Any], part: str, key: str) -> float | None:
     """The number in a part of the record, None where there is none."""
-    found = section(record, part).get(key)
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    value = section(record, part).get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def run_time(record: Mapping[str, Any], verb: str) -> str:

@@ -47,8 +47,8 @@ class Command(ABC):
     def is_finished(self, folder: Path, fields: Mapping[str, Any]) -> bool:
         """Return whether a folder holds a finished run with these fields that is not damaged."""
         try:
-            found = read_metadata(folder, self.name).get("config", {})
-            return self.config.from_dict(found) == self.config.from_dict(fields)
+            config = read_metadata(folder, self.name).get("config", {})
+            return self.config.from_dict(config) == self.config.from_dict(fields)
         except UserError:
             return False
 

@@ -67,11 +67,11 @@ def difference_interval(differences: Sequence[float] | Floats) -> Interval:
     Scores of few rows take few values, so that two or three seeds often differ by the same number of rows. Then s is 0,
     and an interval of no width would exclude 0 whatever the number of seeds. What rounding left of equal scores is 0.
     """
-    found = t_interval(differences)
-    if found.std != 0:
-        return found
-    mean, bound = (0.0, 0.0) if abs(found.mean) <= ROUNDING else (found.mean, math.nan)
-    return replace(found, mean=mean, ci_low=bound, ci_high=bound)
+    interval = t_interval(differences)
+    if interval.std != 0:
+        return interval
+    mean, bound = (0.0, 0.0) if abs(interval.mean) <= ROUNDING else (interval.mean, math.nan)
+    return replace(interval, mean=mean, ci_low=bound, ci_high=bound)
 
 
 def t_half_width(n: int, std: float, confidence: float = 0.95) -> float:

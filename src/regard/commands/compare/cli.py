@@ -66,9 +66,9 @@ def _load(folders: Sequence[Path]) -> Mapping[str, Any]:
 
     names = [folder.resolve().name for folder in folders]
     names = names if len(set(names)) == len(names) else [str(folder) for folder in folders]
-    if taken := next((name for name in names if name in COLUMN_NAMES or name[0] == "±"), None):
+    if reserved := next((name for name in names if name in COLUMN_NAMES or name[0] == "±"), None):
         raise UserError(
-            f"expected other names of folders than those of columns ({', '.join(COLUMN_NAMES)}), got {taken}"
+            f"expected other names of folders than those of columns ({', '.join(COLUMN_NAMES)}), got {reserved}"
         )
     kind = result_class(folders[0])
     return {name: kind.load(folder) for name, folder in zip(names, folders, strict=True)}
@@ -84,7 +84,7 @@ def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType],
     two_runs = [comparison.describe_difference(*runs)] if len(runs) == 2 else []
     if all(isinstance(run, MeasureResult) for run in runs.values()):
         table, page = compare(runs)
-        two_runs = [f"{told}; means over heads have no standard error" for told in two_runs]
+        two_runs = [f"{note}; means over heads have no standard error" for note in two_runs]
         shown: list[RenderableType] = [terminal_table(table)]
         notes = list(table.attrs.get("notes", []))
     else:

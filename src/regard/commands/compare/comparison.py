@@ -67,11 +67,11 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
     rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
     different = [row for row in rows if len({row[name] for name in runs}) > 1 and row["setting"] not in outcomes]
     parts = {row["setting"]: _part_with_hash(row["setting"]) for row in different}
-    told = [setting for setting, part in parts.items() if part is None]
+    legible = [setting for setting, part in parts.items() if part is None]
     # What differs in the same part says more than its hash.
-    explained = {part for part in parts.values() if part and any(setting.startswith(f"{part}.") for setting in told)}
+    explained = {part for part in parts.values() if part and any(setting.startswith(f"{part}.") for setting in legible)}
     shown = [row for row in different if parts[row["setting"]] not in explained]
-    if "seed" in told:
+    if "seed" in legible:
         shown = [row for row in shown if len({_SPLIT_SEED.sub("", row[name]) for name in runs}) > 1]
     return pd.DataFrame(shown, columns=["setting", *runs])
 
@@ -84,8 +84,8 @@ def _all_seeds(run: RunResult) -> dict[str, str]:
 
 def _part_with_hash(setting: str) -> str | None:
     """Return the part of the metadata that a hash is of, as `stream.tasks.TASK`; None where it is no hash."""
-    found = _HASH_NAME.fullmatch(setting)
-    return found and found[1]
+    match = _HASH_NAME.fullmatch(setting)
+    return match and match[1]
 
 
 def _task_names(run: RunResult) -> list[str]:

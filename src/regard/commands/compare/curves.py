@@ -34,8 +34,8 @@ def make_curves(runs: Mapping[str, RunResult]) -> list[Panel]:
 
     Of pretrain and convert by step, of learn by task, of replace by the fraction of heads that stay dynamic.
     """
-    if found := _of_kind(runs, PretrainResult):
-        return _by_step({name: run.history for name, run in found.items()}, _PRETRAIN)
+    if pretrained := _of_kind(runs, PretrainResult):
+        return _by_step({name: run.history for name, run in pretrained.items()}, _PRETRAIN)
     if converted := _of_kind(runs, ConvertResult):
         converted = {name: run for name, run in converted.items() if len(run.history)}
         return [

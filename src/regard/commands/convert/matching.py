@@ -76,8 +76,8 @@ class LayerMatch:
         def judge(_module: nn.Module, _inputs: Any, output: Any) -> Any:
             if not self._expected.get(name):
                 return None  # a forward without the teacher, as for validation
-            found, expected = _first(output), self._expected[name].pop(0)
-            error = (found.float() - expected.float()).square().mean(-1).sum() / max(self.scales[name], 1e-12)
+            actual, expected = _first(output), self._expected[name].pop(0)
+            error = (actual.float() - expected.float()).square().mean(-1).sum() / max(self.scales[name], 1e-12)
             self.errors[name] = self.errors[name] + error if name in self.errors else error
             return (expected, *output[1:]) if isinstance(output, tuple) else expected
 

@@ -134,8 +134,8 @@ def make_app(session: Session, token: str, host: str) -> Starlette:
         return JSONResponse({"error": error.detail}, error.status_code)
 
     async def fail(request: Request, error: Exception) -> Response:
-        told = f"the server failed with {type(error).__name__}; its terminal says more"
-        return JSONResponse({"error": told}, 500, headers=HEADERS)
+        problem = f"the server failed with {type(error).__name__}; its terminal says more"
+        return JSONResponse({"error": problem}, 500, headers=HEADERS)
 
     routes = [Route("/{token}/", show, methods=["GET"]), Route("/{token}/answer", answer, methods=["POST"])]
     handlers: dict[Any, Any] = {HTTPException: refuse, Exception: fail}
@@ -175,8 +175,8 @@ def _content_policy(page: str) -> str:
     """Return a policy by which a browser runs the page's own scripts and styles and asks nobody else."""
 
     def hashes(tag: str) -> str:
-        found = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in found]
+        texts = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
         return " ".join(f"'sha256-{digest}'" for digest in digests)
 
     return (

@@ -90,8 +90,8 @@ class Stages:
 def open_stages(name: str, method: str | None, seed: int | None, options: Mapping[str, Any]) -> Stages:
     """Return the stages of a run, or the only one of a model or of a folder that `regard rollback` wrote."""
     is_run, is_learnt = (Path(name) / RESULTS).is_file(), (Path(name) / LINEAGE).is_file()
-    if (is_run or is_learnt) and (given := changed_model_options(options)):
-        raise UserError(f"{given[0]}: expected none with {name}, which is loaded as it was trained")
+    if (is_run or is_learnt) and (changed := changed_model_options(options)):
+        raise UserError(f"{changed[0]}: expected none with {name}, which is loaded as it was trained")
     if is_run:
         stages = _open_run(Path(name), method, seed)
     elif method is not None or seed is not None:

@@ -26,15 +26,15 @@ MAX_NAMED = 3
 def describe_rows(stream: Mapping[str, Any]) -> list[str]:
     """Write one sentence for everything that was counted of the rows, from the metadata of the stream."""
     overlaps = labels.section(stream, "overlaps")
-    by_task = [(told, labels.section(stream, name)) for name, told in _BY_TASK.items()]
+    by_task = [(title, labels.section(stream, name)) for name, title in _BY_TASK.items()]
     by_task += [
-        (told, {task: labels.section(overlaps, task).get(name) for task in overlaps})
-        for name, told in _OVERLAPS.items()
+        (title, {task: labels.section(overlaps, task).get(name) for task in overlaps})
+        for name, title in _OVERLAPS.items()
     ]
     by_task += _describe_limits(stream)
     return [
-        f"{told}: {_name_tasks({task: count for task, count in counts.items() if count})}."
-        for told, counts in by_task
+        f"{title}: {_name_tasks({task: count for task, count in counts.items() if count})}."
+        for title, counts in by_task
         if any(counts.values())
     ]
 

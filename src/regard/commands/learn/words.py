@@ -157,8 +157,8 @@ def _say_forgetting(names: Sequence[str], extreme: str, points: float) -> str:
         extreme = ""  # others gain
     extreme = {"least": "most", "most": "least"}.get(extreme, extreme) if gains else extreme
     words = [verb, extreme, "on earlier tasks" if gains else ""]
-    said = " ".join(word for word in words if word) + (", " if extreme else " ")
-    return f"{join_names(names)} {said}{format_fixed(abs(points))} points"
+    text = " ".join(word for word in words if word) + (", " if extreme else " ")
+    return f"{join_names(names)} {text}{format_fixed(abs(points))} points"
 
 
 def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:

@@ -128,9 +128,9 @@ def check_shortest(loaded: models.Loaded, media: Media, config: MeasureConfig) -
     with evaluation_mode(loaded.model):
         problem, needed = find_needed_samples(loaded, clip, _find_prompt(media, config), most=4 * rate)
     if needed is not None:
-        found, least = (f"{count:,} ({1000 * count / rate:.1f} ms)" for count in (len(clip), needed))
+        got, least = (f"{count:,} ({1000 * count / rate:.1f} ms)" for count in (len(clip), needed))
         expected = f"at least {least} samples of {rate:,} Hz, which {type(loaded.model).__name__} needs"
-        raise UserError(f"audio: {media.name(shortest)} is too short: expected {expected}; got {found}") from problem
+        raise UserError(f"audio: {media.name(shortest)} is too short: expected {expected}; got {got}") from problem
 
 
 def _check_lengths(extractor: Any, longest: int, rate: int) -> None:

@@ -77,8 +77,8 @@ class MeasureResult(RunResult):
         Raises:
             UserError: The statistic was not measured or has not just one such value a head, or there is no threshold.
         """
-        found = select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
-        return spread_key_heads(found, self.table) if statistic.startswith(KEY_HEADS) else found
+        selected = select_heads(self.frame(statistic), statistic, below, above, relative, {"position": None, **equal})
+        return spread_key_heads(selected, self.table) if statistic.startswith(KEY_HEADS) else selected
 
     def plot(
         self,

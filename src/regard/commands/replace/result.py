@@ -74,8 +74,8 @@ class ReplaceResult(RunResult):
 
     def overview(self) -> pd.DataFrame:
         """Return the mean score over seeds of each task, constants, ranking and fraction, with its 95 % interval."""
-        found = intervals(self.scores)
-        return found if found["model"].nunique() > 1 else found.drop(columns="model")
+        scores = intervals(self.scores)
+        return scores if scores["model"].nunique() > 1 else scores.drop(columns="model")
 
     def constant_heads(self, dynamic_fraction: float) -> list[tuple[str, int, int]]:
         """Return the constant heads (site, layer, head) at a dynamic fraction. Raises UserError outside 0 to 1."""

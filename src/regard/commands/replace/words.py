@@ -130,14 +130,14 @@ def _write_zeros(outcome: Outcome) -> str:
     lows = [drop_bounds(outcome, rows.loc[[index]])[0] for index in rows.index]
     differences = rows["drop"].fillna(rows["original"] - rows["score"])  # no drop is known of an original score of 0
     lows = [mean if math.isnan(low) else low for low, mean in zip(lows, differences, strict=True)]
-    kept = [(str(row.model), str(row.task)) for row, low in zip(rows.itertuples(), lows, strict=True) if low <= 0]
-    if not kept or outcome.constants == ZEROS:
+    unshown = [(str(row.model), str(row.task)) for row, low in zip(rows.itertuples(), lows, strict=True) if low <= 0]
+    if not unshown or outcome.constants == ZEROS:
         return ""
     what = "Zeros in all heads are not shown to score less than the original model"
     if len(rows) == 1:
         return f"{what}: this task does not show what its heads do."
-    named = ", ".join(title(outcome, model, task) for model, task in kept)
-    return f"{what} in {len(kept)} of {len(rows)} cases, which do not show what heads do: {named}."
+    named = ", ".join(title(outcome, model, task) for model, task in unshown)
+    return f"{what} in {len(unshown)} of {len(rows)} cases, which do not show what heads do: {named}."
 
 
 def _truncation(metadata: Mapping[str, Any]) -> str:

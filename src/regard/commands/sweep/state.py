@@ -98,13 +98,13 @@ class SweepState:
     def add_data(self, paths: Iterable[str]) -> None:
         """Add the hashes of what trials read. Raises UserError for what has changed since earlier trials read it."""
         places = {path: Path(path).expanduser() for path in paths}
-        found = {path: hash_path(place) for path, place in places.items() if place.exists()}
-        if changed := next((path for path, sha256 in found.items() if self.data.get(path, sha256) != sha256), None):
+        hashes = {path: hash_path(place) for path, place in places.items() if place.exists()}
+        if changed := next((path for path, sha256 in hashes.items() if self.data.get(path, sha256) != sha256), None):
             raise UserError(
                 f"--out: {self.folder} holds trials with {changed} as it was before; expected it unchanged, "
                 "or another folder"
             )
-        self.data.update(found)
+        self.data.update(hashes)
 
     def update(self, key: str, **changes: Any) -> None:
         """Record what happened to a trial."""

@@ -48,14 +48,14 @@ def write_ledes(comparison: Comparison) -> list[str]:
 
 def _compare(comparison: Comparison, metric: str) -> str:
     """Count the combinations that differ from the first one beyond their intervals."""
-    found = [item for _, item in comparison.differences(metric)]
-    differences = [item for item in found if item.has_interval]
+    items = [item for _, item in comparison.differences(metric)]
+    differences = [item for item in items if item.has_interval]
     if not differences:
         return ""
     same, higher = sum(item.overlaps for item in differences), sum(item.low > 0 for item in differences)
     lower = len(differences) - same - higher
     counts = [(higher, "higher"), (lower, "lower"), (same, "not told apart (interval overlaps 0)")]
-    counts.append((len(found) - len(differences), "without an interval"))
+    counts.append((len(items) - len(differences), "without an interval"))
     text = ", ".join(f"{count} {result}" for count, result in counts if count)
     return f"{comparison.metrics[metric][0]} against {comparison.combinations[0].name}: {text}."
 
