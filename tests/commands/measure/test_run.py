@@ -315,7 +315,7 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
     described = {"axes", "title", "unit", "description", "source", "cost", "seconds"}
     assert all(set(one) == described for one in about.values())
     assert [one["cost"] for one in about.values()] == ["same pass", "hidden states"]
-    assert all(0 < one["seconds"] <= cost["seconds"] for one in about.values())
+    assert all(0 <= one["seconds"] <= cost["seconds"] for one in about.values())  # of milliseconds
 
 
 def test_the_record_of_tokens_that_are_no_text(tiny: Tiny, documents: list[str]) -> None:
