@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaModel
 
 import regard
-from regard.constants import Constants, Origin, make_data_free, to_length
+from regard.constants import Constants, Origin, approximate, make_data_free, to_length
 from regard.constants.lengths import fit_length
 from regard.errors import UserError
 
@@ -128,6 +128,14 @@ def test_data_free_constants_are_made_anew(source: str, length: int, layout: str
     assert torch.equal(found.matrices["encoder", 0], expected.matrices["encoder", 0])
     assert found.origin.source == source
     assert found.origin.separators == ((0, length // 2, length - 1) if layout == "paper" else ())
+
+
+def test_data_free_constants_that_were_approximated_stay_so() -> None:
+    few = approximate(make_data_free("toeplitz", one(regular(T))), "top-k", 2)
+    cropped, fitted = to_length(few, 7), to_length(few, 20)
+    assert torch.equal(cropped.matrices["encoder", 0], few.matrices["encoder", 0][:, :7, :7])
+    assert int((cropped.matrices["encoder", 0] > 0).sum(-1).max()) == 2
+    assert few.origin.notes == cropped.origin.notes == fitted.origin.notes[:1]
 
 
 def test_the_same_length_is_the_same_and_none_is_refused() -> None:

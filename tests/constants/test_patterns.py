@@ -133,6 +133,26 @@ def test_a_bright_diagonal_in_little_mass_is_seen() -> None:
     assert not bool(has_diagonal(torch.zeros(T, T)))
 
 
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31), size=st.integers(4, 9), causal=st.booleans(), faint=st.floats(0.5, 4.0))
+def test_a_diagonal_is_bright_by_plain_sums(seed: int, size: int, causal: bool, faint: float) -> None:
+    """The neighborhood is the visible offsets 2 to 5 on both sides, without columns 0 and −1 and rows of zeros."""
+    random = torch.Generator().manual_seed(seed)
+    weights = torch.rand(size, size, generator=random, dtype=torch.float64) ** 3
+    weights = weights + faint * torch.rand(1, generator=random) * torch.eye(size)
+    weights = (weights.tril() if causal else weights) * (torch.rand(size, 1, generator=random) > 0.2)
+    places: dict[int, list[float]] = {}
+    for query in range(size):
+        total = float(weights[query].sum())
+        for key in range(1, size - 1 if total else 0):
+            if key <= query or bool(weights.triu(1).any()):
+                places.setdefault(key - query, []).append(float(weights[query, key]) / total)
+    around = [value for offset, values in places.items() if 2 <= abs(offset) <= 5 for value in values]
+    band = [sum(places[offset]) / len(places[offset]) for offset in (-1, 0, 1) if offset in places]
+    expected = bool(around) and max(band, default=0.0) > 2 * sum(around) / len(around)
+    assert bool(has_diagonal(weights, [-1])) == expected
+
+
 def test_causal_rows_are_measured_against_causal_rows() -> None:
     """The first rows of an even causal matrix have much mass in the band because there is nowhere else."""
     causal = even(6).tril()
@@ -167,6 +187,8 @@ def test_heads_are_answered_one_by_one() -> None:
 def test_the_shares_over_all_heads() -> None:
     layers = {"encoder.0": torch.stack([torch.eye(T), even()]), "encoder.1": torch.stack([columns(0), shifted(-1)])}
     assert pattern_fractions(layers) == {"has_diagonal": 0.5, "on_special": 0.25}
+    assert pattern_fractions({"encoder.0": columns(5)[None]}, [5]) == {"has_diagonal": 0.0, "on_special": 1.0}
+    assert pattern_fractions({"encoder.0": columns(5)[None]})["on_special"] == 0.0
 
 
 def test_mistakes_are_named() -> None:

@@ -118,6 +118,16 @@ def test_toeplitz_is_the_average_at_each_offset_and_at_both_ends(counts: bool, s
                     assert float(found[head, query, key]) == pytest.approx(average, rel=1e-4)
 
 
+def test_toeplitz_keeps_the_columns_of_separators() -> None:
+    """A weight of their own each, which is no part of the means by offset."""
+    matrix = torch.zeros(1, T, T)
+    for column, weight in ((0, 0.4), (5, 0.3), (T - 1, 0.2)):
+        matrix[0, :, column] = weight
+    origin = Origin(source="average", layout="paper", separators=(0, 5, T - 1))
+    constants = Constants(matrices={("encoder", 0): matrix}, origin=origin)
+    torch.testing.assert_close(approximate(constants, "toeplitz", 2).matrices["encoder", 0], matrix)
+
+
 @pytest.mark.parametrize("form", ["low-rank", "columns+band", "top-k"])
 @pytest.mark.parametrize("counts", [False, True])
 def test_the_whole_size_is_exact(form: Form, counts: bool) -> None:
