@@ -34,18 +34,18 @@ def run(*rows: dict[str, Any], length: int = 32, fitted: bool = False) -> dict[s
         (
             [run(cut("news", 2, 4), cut("mail", 0, 0), cut("talk", 40, 300, longest=1200))],
             "length 32 cuts 14 % of the texts and 10 % of their tokens: talk 40 %, news 2 %; the longest has 1,200 "
-            "tokens, --length allows more",
+            "tokens, --length allows more up to what the model takes",
         ),
         (
             [run(cut("news", 10, 100), fitted=True), run(cut("news", 20, 100), length=40, fitted=True)],
             f"length 32 to 40, {FITTED} 15 % of the texts and 10 % of their tokens: news 15 %; the longest has 90 "
-            "tokens, --length allows more",
+            "tokens, --length allows more up to what the model takes",
         ),
         (
             [run(cut("news", 10, 1), cut("news", 50, 100, "target_length"))],
             "length 32 cuts 10 % of the texts and under 1 % of their tokens: news 10 %; the longest has 90 tokens, "
-            "--length allows more; target-length 16 cuts 50 % of the answers and 10 % of their tokens: news 50 %; the "
-            "longest has 90 tokens, --target-length allows more",
+            "--length allows more up to what the model takes; target-length 16 cuts 50 % of the answers and 10 % of "
+            "their tokens: news 50 %; the longest has 90 tokens, --target-length allows more",
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_the_report_has_the_line_once_for_all_methods() -> None:
     notes = write_warnings(learned.tables(), learned.record(runs=of_runs))
     assert [note for note in notes if "cuts" in note] == [
         "Length 32 cuts 10 % of the texts and 10 % of their tokens: news 10 %; the longest has 90 tokens, --length "
-        "allows more."
+        "allows more up to what the model takes."
     ]
     assert not any("cuts" in note for note in write_warnings(learned.tables(), learned.record()))
 
@@ -83,7 +83,7 @@ def test_the_length_is_fitted_unless_it_is_said(regard: Callable[..., Any], word
     assert "Length 16, fitted" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     ended = learn(regard, words, "probe", "--length", 5, "--out", "short")
     assert ended.err.startswith("length 5 cuts ")
-    assert ended.err.splitlines()[0].endswith("the longest has 9 tokens, --length allows more")
+    assert ended.err.splitlines()[0].endswith("--length allows more up to what the model takes")
     record = json.loads((tmp_path / "short" / "results.json").read_text())
     assert {one["task"] for one in record["runs"][0]["truncation"]} == {"cat-dog", "red-blue-green", "run-sit"}
     assert "length" not in learn(regard, words, "probe", "--length", 10, "--out", "whole").err

@@ -44,7 +44,8 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
         f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens{part}"
     )
     longest = max(row["longest"] for row in rows)
-    return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more"
+    most = " up to what the model takes" if option == "length" else ""
+    return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more{most}"
 
 
 def _share(rows: Sequence[Mapping[str, Any]], what: str) -> float:
