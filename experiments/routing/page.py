@@ -211,7 +211,8 @@ def describe_setting(tables: Tables) -> str:
         f"task, {budget['length']} tokens, adapters of rank 8 on queries and values, {budget['num_epochs']} epochs at "
         f"{budget['learning_rate']:g} in batches of {budget['batch_size']}, {budget['precision']}. `joint` trains "
         f"adapters of the same rank on all tasks at once. In `answers` the model is a decoder pre-trained on Python's "
-        f"documentation, {BUDGETS['answers'].num_epochs} epochs at {BUDGETS['answers'].learning_rate:g}, the first "
+        f"documentation (with one seed, anew on each machine: what is compared has one), "
+        f"{BUDGETS['answers'].num_epochs} epochs at {BUDGETS['answers'].learning_rate:g}, the first "
         f"{ANSWER_WORDS} words of a text. Regard {join_words(record['regard'])}, {versions}.{revision}"
     )
 
