@@ -57,7 +57,16 @@ def by_masking_weights_in_place(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
     return weights, weights @ v
 
 
-WAYS = [by_matmul, by_bmm, by_baddbmm, by_einsum, by_masking_weights, by_masking_weights_in_place]
+def beside_other_masks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """What another tensor is named by, in a call between weights and values, is nothing of theirs."""
+    weights = (q @ k.mT + mask).softmax(-1)
+    v = torch.masked_fill(input=v, mask=v > 1e3, value=0)
+    return weights, weights @ v
+
+
+WAYS = [
+    *(by_matmul, by_bmm, by_baddbmm, by_einsum, by_masking_weights, by_masking_weights_in_place, beside_other_masks),
+]
 
 
 class Attention(nn.Module):

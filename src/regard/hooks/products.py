@@ -133,8 +133,9 @@ class _Softmax:
 
         It is asked before that, for the function may do so in place.
         """
-        is_filling = name in HIDING_WEIGHTS and _argument(args, kwargs, 2, "value", None) == 0
-        if not is_filling or not any(args[0] is tensor for tensor in self.names):
+        if name not in HIDING_WEIGHTS or not args or not any(args[0] is tensor for tensor in self.names):
+            return None
+        if _argument(args, kwargs, 2, "value", None) != 0:
             return None
         mask: Tensor = _argument(args, kwargs, 1, "mask", None)
         is_hidden = ~mask | (args[0] == 0) | mask.all(-1, keepdim=True)
