@@ -72,6 +72,16 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
         ("classes",),
         [],
     ),
+    "a rate of probing in place of a method's own": (
+        lambda: LearnConfig(method="ctr", set=("learning_rate=0",), num_epochs=2, probing_learning_rate=0.1),
+        ("classes",),
+        [],
+    ),
+    "a method's own rate": (
+        lambda: LearnConfig(method="ctr", probing_learning_rate=0.1),
+        ("classes",),
+        ["probing-learning-rate: 0.1 changes nothing, no method trains the head alone"],
+    ),
     "text and reference": (
         lambda: LearnConfig(method="joint,probe", held_out="python", held_out_samples=8, references="lora"),
         ("classes",),

@@ -247,6 +247,14 @@ class LearnConfig(Config):
         return any(one.make_method().probes for one in split_methods(self))
 
     @property
+    def reads_probing_rate(self) -> bool:
+        """Whether one of the methods trains at the learning rate of the head alone, the head or anything else."""
+        from regard.continual.training_phase import TrainingBudget, probing_rate
+
+        methods, budget = [one.make_method() for one in split_methods(self)], TrainingBudget()
+        return any(one.probes or one.own_learning_rate(budget) == probing_rate(budget) for one in methods)
+
+    @property
     def drops_min_steps(self) -> bool:
         """Whether epochs of probing alone have set the least number of steps to 0."""
         least = SCALES[self.scale]["min_steps"]

@@ -53,7 +53,9 @@ RULES = (
         applies=lambda config: not config.probes and config.drops_min_steps,
     ),
     IdleOptions(
-        ("probing_learning_rate",), "no method trains the head alone", applies=lambda config: not config.probes
+        ("probing_learning_rate",),
+        "no method trains the head alone",
+        applies=lambda config: not config.reads_probing_rate,
     ),
     IdleOptions(
         ("references",),
