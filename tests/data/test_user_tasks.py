@@ -990,6 +990,14 @@ def test_numbers_are_not_named_by_names_that_are_numbers(tmp_path: Path) -> None
     assert (task.labels, sorted(task.test.labels)) == (("a/1", "a/2"), [0, 1])
 
 
+def test_numbers_beside_files_that_number_classes_in_two_orders_are_refused(tmp_path: Path) -> None:
+    write_classes(tmp_path / "a/train.parquet", [0, 1] * 6, ["good", "bad"])
+    write_classes(tmp_path / "a/dev.parquet", [0, 1] * 2, ["bad", "good"])
+    (tmp_path / "a/test.csv").write_text("text,label\nred,1\nblue,0\n")
+    with pytest.raises(UserError, match=re.escape("labels of train (bad, good) in 'a', got '0'")):
+        read_stream(tmp_path, max_eval_samples=None)
+
+
 def test_a_number_beyond_the_names_of_classes_is_refused(tmp_path: Path) -> None:
     path = write_classes(tmp_path / "beyond.parquet", [0, 1, 2, 1] * 5, ["good", "bad"])
     known = "expected the number of a class with a name, 0 to 1 (good, bad), in"

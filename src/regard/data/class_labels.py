@@ -1,8 +1,9 @@
 """Names of classes that the library datasets keeps beside the numbers of a Parquet file."""
 
+import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,11 @@ def read_class_names(path: Path, column: str) -> tuple[str, ...]:
 def read_names_by_file(paths: Sequence[Path], column: str) -> dict[Path, tuple[str, ...]]:
     """Return the names of the classes of each of a task's files, the first of which is trained on.
 
-    A file without names has those of the first, or of the others if they agree; unless names are whole numbers
-    themselves, so that nobody knows what a number is.
+    A file without names has those of the others; unless these number classes in different orders, or names are whole
+    numbers themselves, so that nobody knows what a number is.
     """
     found = {path: read_class_names(path, column) for path in paths}
-    distinct = {names for names in found.values() if names}
-    shared = found[paths[0]] or (next(iter(distinct)) if len(distinct) == 1 else ())
+    shared = () if _have_several_orders(found.values()) else max(found.values(), key=len)
     shared = () if any(map(WHOLE.fullmatch, shared)) else shared
     return {path: names or shared for path, names in found.items()}
 
@@ -72,7 +72,12 @@ def read_same_names(paths: Sequence[Path], column: str) -> tuple[str, ...]:
         UserError: Their orders differ.
     """
     found = {path: names for path in paths if (names := read_class_names(path, column))}
-    if any(len(set(of_number)) > 1 for of_number in zip(*found.values(), strict=False)):
+    if _have_several_orders(found.values()):
         told = " and ".join(f"{', '.join(names)} in {path}" for path, names in found.items())
         raise UserError(f"{TASK}: expected classes numbered in one order, got {told}")
     return max(found.values(), key=len, default=())
+
+
+def _have_several_orders(names_of_files: Iterable[Sequence[str]]) -> bool:
+    """Return whether a number has different names; files without any, or with further ones, do not matter."""
+    return any(len(set(of_number) - {""}) > 1 for of_number in itertools.zip_longest(*names_of_files, fillvalue=""))
