@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from experiments.hosts.shrink import make_config, make_model, sharpen
+from regard.attention.call import AttentionCall
 from regard.constants import Constants, Origin
 from regard.hooks import find_attention_layers, replacing, watching
+from regard.hooks.forward_pass import find_tokens
 from regard.hooks.layers import model_fingerprint
 
 REAL = 5
@@ -107,6 +109,24 @@ def test_padding_is_in_no_sample(name: str) -> None:
     assert set(watch.frame()["site"]) == {"decoder" if name == "series" else "encoder"}
     actual = torch.tensor(watch.frame("column_mass", layer=1)["value"].to_numpy()).reshape(expected.shape)
     torch.testing.assert_close(actual, expected / counts, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("sees_ahead", [True, False])
+@pytest.mark.parametrize(
+    "hidden, is_padding",
+    [([0, 1], (True, True)), ([6, 7], (True, False)), ([3], (False, False)), (list(range(8)), (False, False))],
+)
+def test_tokens_that_a_mask_leaves_out_elsewhere_are_no_padding(
+    hidden: list[int], is_padding: tuple[bool, bool], sees_ahead: bool
+) -> None:
+    """A sparse mask may hide a token between others from all, and from itself; a whole row is no padding."""
+    real = torch.ones(8, dtype=torch.bool)
+    real[hidden] = False
+    keep = (real[:, None] & real).tril(0 if not sees_ahead else 8)[None, None]
+    call = AttentionCall(**dict.fromkeys(("query", "key", "value"), noise(1, 2, 8, 4)), scale=1.0, keep=keep)
+    tokens = find_tokens(call, None, sees_ahead=sees_ahead)
+    assert (tokens is not None) == is_padding[not sees_ahead]
+    assert tokens is None or torch.equal(tokens, real[None])
 
 
 @torch.no_grad()

@@ -278,7 +278,8 @@ def find_tokens(call: AttentionCall, mask: Tensor | None, *, sees_ahead: bool) -
     """Return the mask of tokens of a first call, (batch, token), where an argument of another name may say it.
 
     `mask` is what `attention_mask` says: nothing (None), of some tokens alone, as of a text beside an image, or all. A
-    token that no query sees is padding, behind a causal mask only if it sees none either.
+    token that no query sees is padding, behind a causal mask only if it sees none either. Where no argument says it,
+    padding stands at the ends of a row that has other tokens: a sparse mask may leave out tokens between them.
     """
     queries, keys = call.query.shape[2], call.key.shape[2]
     is_all = mask is not None and mask.shape[-1] >= queries
@@ -288,10 +289,17 @@ def find_tokens(call: AttentionCall, mask: Tensor | None, *, sees_ahead: bool) -
     if mask is None:
         if call.keep is not None and not sees_ahead:
             seen = seen | call.keep.any(dim=(1, 3))
-        return _drop_full(seen)
+        return _drop_full(seen) if _is_at_ends(~seen, both=sees_ahead) else None
     known = mask.shape[-1]
     is_part = sees_ahead and any(torch.equal(seen[:, part], mask) for part in _ends(known))
     return seen if is_part else mask
+
+
+def _is_at_ends(padding: Tensor, *, both: bool) -> bool:
+    """Return whether padding stands before the other tokens of a row, or at `both` of its ends, and is no whole row."""
+    number = (~padding).cumsum(-1)
+    is_between = padding & (number > 0) & (number < number[:, -1:] if both else padding)
+    return not bool(padding.all(-1).any() | is_between.any())
 
 
 def _ends(count: int) -> tuple[slice, slice]:
