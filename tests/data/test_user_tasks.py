@@ -1025,3 +1025,17 @@ def test_two_files_of_a_task_that_number_their_classes_otherwise_are_refused(tmp
         read_task(str(train), label="stars", validation=str(other))
     told = f"good, bad in {train} and bad, good in {other}"
     assert str(error.value) == f"task: expected classes numbered in one order, got {told}"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_task_has_no_class_of_two_names(tmp_path: Path) -> None:
+    """Names of the file beside are of whole numbers alone, as 1 is beside 1.0; names that are numbers name none."""
+    named = write_classes(tmp_path / "named.parquet", [0, 1, 0, 1], ["good", "bad"])
+    train = tmp_path / "train.csv"
+    for labels in (["0", "1", "1.0"], ["0", "1", "good"]):
+        train.write_text("text,label\n" + "".join(f"t{at},{labels[at % 3]}\n" for at in range(9)))
+        with pytest.raises(UserError, match=r"^task: expected each class written in one way, got 0, 1, "):
+            read_task(str(train), validation=str(named))
+    numbers = write_classes(tmp_path / "numbers.parquet", [0, 1, 0, 1], ["1", "2"])
+    train.write_text("text,label\n" + "".join(f"t{at},{at % 2}\n" for at in range(6)))
+    assert read_task(str(train), validation=str(numbers)).labels == ("0", "1")

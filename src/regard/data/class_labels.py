@@ -68,6 +68,8 @@ def name_class(label: Any, names: Sequence[str], location: str, option: str) -> 
 def read_same_names(paths: Sequence[Path], column: str) -> tuple[str, ...]:
     """Return the names of the classes of files that number them in one order; one may have further ones at its end.
 
+    None where names are whole numbers themselves, so that nobody knows what a number is.
+
     Raises:
         UserError: Their orders differ.
     """
@@ -75,7 +77,8 @@ def read_same_names(paths: Sequence[Path], column: str) -> tuple[str, ...]:
     if _have_several_orders(found.values()):
         told = " and ".join(f"{', '.join(names)} in {path}" for path, names in found.items())
         raise UserError(f"{TASK}: expected classes numbered in one order, got {told}")
-    return max(found.values(), key=len, default=())
+    names = max(found.values(), key=len, default=())
+    return () if any(map(WHOLE.fullmatch, names)) else names
 
 
 def _have_several_orders(names_of_files: Iterable[Sequence[str]]) -> bool:

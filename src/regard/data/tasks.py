@@ -185,13 +185,23 @@ def read_task(
     return Task(
         name=name if spec else Path(name).name,
         kind=kind,
-        labels=tuple(name_class(one, class_names, name, tables.TASK) for one in labels) if class_names else labels,
+        labels=_name_labels(labels, class_names, name),
         metric=metric,
         train=train,
         validation=held_out,
         source=source,
         left_out=0 if spec else sum(table.left_out for table in splits),
     )
+
+
+def _name_labels(labels: tuple[str, ...], class_names: Sequence[str], location: str) -> tuple[str, ...]:
+    """Return labels with the names of classes in the place of numbers. UserError if two of them are one class."""
+    if not class_names:
+        return labels
+    named = tuple(name_class(label, class_names, location, tables.TASK) for label in labels)
+    if len(set(named)) < len(named):
+        raise UserError(f"{tables.TASK}: expected each class written in one way, got {', '.join(labels)} in {location}")
+    return named
 
 
 def _find_spec(name: str) -> TaskSpec:
