@@ -32,14 +32,13 @@ def read_class_names(path: Path, column: str) -> tuple[str, ...]:
 
 
 def read_names_by_file(paths: Sequence[Path], column: str) -> dict[Path, tuple[str, ...]]:
-    """Return the names of the classes of each of a task's files, the first of which is trained on.
+    """Return the names of the classes of each of a task's files.
 
     A file without names has those of the others; unless these number classes in different orders, or names are whole
     numbers themselves, so that nobody knows what a number is.
     """
     found = {path: read_class_names(path, column) for path in paths}
-    shared = () if _have_several_orders(found.values()) else max(found.values(), key=len)
-    shared = () if any(map(WHOLE.fullmatch, shared)) else shared
+    shared = () if _have_several_orders(found.values()) else _longest(found.values())
     return {path: names or shared for path, names in found.items()}
 
 
@@ -77,7 +76,12 @@ def read_same_names(paths: Sequence[Path], column: str) -> tuple[str, ...]:
     if _have_several_orders(found.values()):
         told = " and ".join(f"{', '.join(names)} in {path}" for path, names in found.items())
         raise UserError(f"{TASK}: expected classes numbered in one order, got {told}")
-    names = max(found.values(), key=len, default=())
+    return _longest(found.values())
+
+
+def _longest(names_of_files: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the names of the file that has most; none if some are whole numbers themselves."""
+    names = max(names_of_files, key=len, default=())
     return () if any(map(WHOLE.fullmatch, names)) else names
 
 

@@ -188,7 +188,7 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
     records = {
         file: read_located(file, names)
         for files in files_by_task.values()
-        for file, names in read_names_by_file([files["train"], *files.values()], LABEL).items()
+        for file, names in read_names_by_file(list(files.values()), LABEL).items()
     }
     every = [record for rows in records.values() for record in rows]
     columns = find_columns(every, task_type, str(path))

@@ -170,13 +170,13 @@ class ConstantHeads(nn.Module):
 
     def _widen_mask(self, call: AttentionCall, forward: ForwardContext) -> None:
         """Read from a call which tokens beside those of the attention mask are real. UserError if it does not say."""
-        told, queries = forward.token_mask, call.query.shape[2]
-        assert told is not None
-        forward.token_mask = find_tokens(call, told, sees_ahead=not self.causal)
-        if forward.token_mask is told:
+        mask, queries = forward.token_mask, call.query.shape[2]
+        assert mask is not None
+        forward.token_mask = find_tokens(call, mask, sees_ahead=not self.causal)
+        if forward.token_mask is mask:
             raise UserError(
                 f"constants: expected an attention mask of all {queries} tokens that attend, got one of "
-                f"{told.shape[-1]}; leave out padding, one sequence per batch"
+                f"{mask.shape[-1]}; leave out padding, one sequence per batch"
             )
 
     def _simplify_mask(self, call: AttentionCall, token_mask: Tensor | None, during: PassState) -> AttentionCall:

@@ -298,8 +298,10 @@ def find_tokens(call: AttentionCall, mask: Tensor | None, *, sees_ahead: bool) -
 def _is_at_ends(padding: Tensor, *, both: bool) -> bool:
     """Return whether padding stands before the other tokens of a row, or at `both` of its ends, and is no whole row."""
     number = (~padding).cumsum(-1)
-    is_between = padding & (number > 0) & (number < number[:, -1:] if both else padding)
-    return not bool(padding.all(-1).any() | is_between.any())
+    is_elsewhere = padding & (number > 0)
+    if both:
+        is_elsewhere &= number < number[:, -1:]
+    return not bool(padding.all(-1).any() | is_elsewhere.any())
 
 
 def _ends(count: int) -> tuple[slice, slice]:
