@@ -15,6 +15,7 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation, slices
 from regard.attention.device_choice import choose_for
 from regard.attention.reduction import WEIGHT_REDUCTIONS, DenseWeights, ReductionRequest, reduce_dense, unpadded_samples
+from regard.attention.spans import key_spans, union
 
 ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 25}
 """Entries of the matrix in a block, as long as it has at least and at most `ROWS` rows."""
@@ -94,13 +95,14 @@ def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
     count = min(
         max(choose_for(call.query.device, ENTRIES) // max(batch * heads * call.key.shape[2], 1), min_rows), max_rows
     )
-    for rows in slices(queries, count) if queries else [slice(0, 0)]:
-        columns = _visible_keys(call, rows)
+    spans = key_spans(call, count)
+    for index, rows in enumerate(slices(queries, count) if queries else [slice(0, 0)]):
+        columns = _visible_keys(call, rows, None if spans is None else union(spans[index]))
         yield call.select_tokens(rows, columns), columns
 
 
-def _visible_keys(call: AttentionCall, rows: slice) -> slice:
-    """Return a range outside which no row sees a key."""
+def _visible_keys(call: AttentionCall, rows: slice, shown: slice | None) -> slice:
+    """Return a range outside which no row sees a key; `shown` is what the mask of pairs leaves of them."""
     window, prefix, keys = None, 0, call.key.shape[2]
     if call.operation is not None:
         window, prefix = call.operation.window, call.operation.prefix
@@ -109,5 +111,7 @@ def _visible_keys(call: AttentionCall, rows: slice) -> slice:
         first = rows.start + call.offset - window + 1
     if call.causal and (not prefix or call.key_mask is None):
         last = max(rows.stop + call.offset, prefix)
+    if shown is not None:
+        first, last = max(first, shown.start), min(last, shown.stop)
     last = min(max(last, 1), keys)
     return slice(min(max(first, 0), max(last - 1, 0)), last)

@@ -80,16 +80,18 @@ class _RowReductions:
         queries, last = call.query.shape[2], call.offset + call.query.shape[2]
         shape, first = (min(max_rows(call), queries), queries + call.key.shape[2]), queries - tile.queries.start
         table = cached_for(tile.exps, _distance_table)(*shape, last, call.query.dtype, call.query.device)
+        first += tile.keys.start
         return table[:rows, first : first + columns]
 
     def _first(self, tile: Tile) -> Tensor:
-        width, starts = self.num_first_keys, self.call.starts
+        width, starts, first = self.num_first_keys, self.call.starts, tile.keys.start
         out = tile.exps.new_zeros(*tile.exps.shape[:3], width)
         if starts is None or not any(starts):
-            part = tile.exps[..., :width]
-            out[..., : part.shape[-1]] = part
+            part = tile.exps[..., : max(width - first, 0)]
+            out[..., first : first + part.shape[-1]] = part
             return out
-        for exps, start, sample_out in zip(tile.exps, starts[tile.samples], out, strict=True):
+        for exps, sample_start, sample_out in zip(tile.exps, starts[tile.samples], out, strict=True):
+            start = sample_start - first
             part, skipped = exps[..., max(start, 0) : max(start + width, 0)], max(-start, 0)
             sample_out[..., skipped : skipped + part.shape[-1]] = part
         return out

@@ -1,7 +1,6 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is samples × heads × queries × the keys that those queries may see, up to the last real one, in two buffers that
-are used again. A small matrix on a CPU is one tile of all keys. Scores are in base 2 (log2(e) goes into the scale),
+A tile is samples × heads × queries × the range of keys that those queries may see, in two buffers that are used again. A small matrix on a CPU is one tile of all keys. Scores are in base 2 (log2(e) goes into the scale),
 because exp2 is the cheaper instruction.
 """
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall, slices, visible_mask
 from regard.attention.device_choice import choose_for
+from regard.attention.spans import key_spans, union
 from regard.attention.tracing import cached_for
 
 LOG2_E = math.log2(math.e)
@@ -77,25 +77,26 @@ def tiles(call: AttentionCall) -> Iterator[Tile]:
     if _is_one_tile(call, num_rows):
         yield _whole_tile(call)
         return
-    num_samples, num_groups = _num_samples_and_groups(call, num_rows)
-    buffers = call.query.new_empty(2, num_samples * num_groups * call.num_key_value_groups * num_rows * keys)
     masks = _Masks(call, num_rows)
+    num_samples, num_groups = _num_samples_and_groups(call, num_rows * masks.most_keys)
+    size = num_samples * num_groups * call.num_key_value_groups * num_rows * masks.most_keys
+    buffers = call.query.new_empty(2, size)
     query = call.query.unflatten(1, (groups, call.num_key_value_groups))
     for sample in slices(batch, num_samples):
         last = max(masks.num_keys[sample])
         for group in slices(groups, num_groups):
             head = slice(group.start * call.num_key_value_groups, group.stop * call.num_key_value_groups)
             key, value = call.key[sample, group, :last], call.value[sample, group, :last]
-            if queries // num_rows >= READS_PER_COPY:
+            if masks.reads_of_keys >= READS_PER_COPY:
                 key, value = key.contiguous(), value.contiguous()
             for row in slices(queries, num_rows):
-                end = max(1, min(last, call.offset + row.stop)) if call.causal else last
-                shape = (sample.stop - sample.start, head.stop - head.start, row.stop - row.start, end)
+                seen = masks.seen_keys(sample, row)
+                shape = tuple(map(_size, (sample, head, row, seen)))
                 raw, exps = (buffer[: math.prod(shape)].view(shape) for buffer in buffers)
-                _multiply(query[sample, group, :, row], key[:, :, :end], call.scale * LOG2_E, raw)
-                masks.apply(raw, sample, head, row)
+                _multiply(query[sample, group, :, row], key[:, :, seen], call.scale * LOG2_E, raw)
+                masks.apply(raw, sample, head, row, seen)
                 base, total = _exponentiate(call, (sample, head, row), raw, exps)
-                yield Tile(sample, head, row, slice(0, end), value[:, :, :end], raw, exps, base, total)
+                yield Tile(sample, head, row, seen, value[:, :, seen], raw, exps, base, total)
 
 
 def _is_one_tile(call: AttentionCall, num_rows: int) -> bool:
@@ -116,7 +117,7 @@ def _whole_tile(call: AttentionCall) -> Tile:
     whole = slice(0, batch), slice(0, heads), slice(0, queries)
     raw = call.query.new_empty(batch, heads, queries, keys)
     _multiply(call.query.unflatten(1, (groups, -1)), call.key, call.scale * LOG2_E, raw)
-    _cap_and_bias(call, raw, *whole)
+    _cap_and_bias(call, raw, *whole, slice(0, keys))
     if call.key_mask is not None and call.keep is None and not call.causal:
         _hide(raw, call.key_mask[:, None, None])
     elif call.keep is not None or call.key_mask is not None:
@@ -140,11 +141,11 @@ def max_rows(call: AttentionCall) -> int:
     return max(most // 2, min(most, call.key.shape[2] // 4)) if call.causal else most
 
 
-def _num_samples_and_groups(call: AttentionCall, num_rows: int) -> tuple[int, int]:
-    """Return how many samples, and key/value heads of each, make a tile of about `BYTES`."""
-    batch, groups, keys, _ = call.key.shape
+def _num_samples_and_groups(call: AttentionCall, num_pairs: int) -> tuple[int, int]:
+    """Return how many samples, and key/value heads of each, make a tile of about `BYTES`, of so many pairs a head."""
+    batch, groups = call.key.shape[:2]
     budget = choose_for(call.query.device, BYTES)
-    heads = max(1, budget // (call.query.element_size() * num_rows * keys * call.num_key_value_groups))
+    heads = max(1, budget // (call.query.element_size() * max(num_pairs, 1) * call.num_key_value_groups))
     return (max(1, min(batch, heads // groups)), groups) if heads >= groups else (1, heads)
 
 
@@ -199,18 +200,38 @@ class _Masks:
                 self.has_gaps = [True] * batch
             self.padding = call.query.new_zeros(call.key_mask.shape).masked_fill_(~call.key_mask, HIDDEN)[:, None, None]
 
-    def apply(self, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
-        call, end = self.call, raw.shape[-1]
-        _cap_and_bias(call, raw, sample, head, row)
-        if call.keep is not None:
-            _hide(raw, _part(call.keep, sample, head, row, end))
-        if any(self.has_gaps[sample]) or len(set(self.num_keys[sample])) > 1:
-            raw.add_(self.padding[sample, ..., :end])
-        if call.causal:
-            self._hide_future(raw, row)
+        self.num_rows = num_rows
+        self.spans = key_spans(call, num_rows)
+        blocks = slices(call.query.shape[2], num_rows)
+        widths = [keys] if self.spans is None else [_size(self.seen_keys(slice(0, batch), row)) for row in blocks]
+        self.most_keys = max(widths, default=0)
+        """The most keys that the queries of a tile see."""
+        self.reads_of_keys = sum(widths) // keys if self.spans is not None else call.query.shape[2] // num_rows
+        """How often each key is read, about."""
 
-    def _hide_future(self, raw: Tensor, row: slice) -> None:
-        first = self.call.offset + row.start
+    def seen_keys(self, sample: slice, row: slice) -> slice:
+        """Return the range of keys that some queries may see, of at least one key."""
+        last = max(self.num_keys[sample])
+        stop = max(1, min(last, self.call.offset + row.stop)) if self.call.causal else last
+        if self.spans is None:
+            return slice(0, stop)
+        of_samples = self.spans[row.start // self.num_rows]
+        seen = union(of_samples if len(of_samples) == 1 else of_samples[sample])
+        stop = max(1, min(stop, seen.stop))
+        return slice(min(seen.start, stop - 1), stop)
+
+    def apply(self, raw: Tensor, sample: slice, head: slice, row: slice, seen: slice) -> None:
+        call = self.call
+        _cap_and_bias(call, raw, sample, head, row, seen)
+        if call.keep is not None:
+            _hide(raw, _part(call.keep, sample, head, row, seen))
+        if any(self.has_gaps[sample]) or len(set(self.num_keys[sample])) > 1:
+            raw.add_(self.padding[sample, ..., seen])
+        if call.causal:
+            self._hide_future(raw, call.offset + row.start - seen.start)
+
+    def _hide_future(self, raw: Tensor, first: int) -> None:
+        """Hide the keys behind each query; the first query stands at key `first`."""
         diagonal = raw[..., max(first, 0) :]
         height, width = diagonal.shape[-2:]
         skipped = min(max(-first, 0), height)
@@ -222,12 +243,12 @@ class _Masks:
         diagonal.add_(self.future[:height, :width])
 
 
-def _cap_and_bias(call: AttentionCall, raw: Tensor, sample: slice, head: slice, row: slice) -> None:
+def _cap_and_bias(call: AttentionCall, raw: Tensor, sample: slice, head: slice, row: slice, keys: slice) -> None:
     if call.softcap is not None:
         cap = call.softcap * LOG2_E
         raw.div_(cap).tanh_().mul_(cap)
     if call.bias is not None:
-        raw.add_(_part(call.bias, sample, head, row, raw.shape[-1]).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
+        raw.add_(_part(call.bias, sample, head, row, keys).to(raw.dtype).mul(LOG2_E).clamp_(min=HIDDEN))
 
 
 def _hide(raw: Tensor, keep: Tensor) -> None:
@@ -235,7 +256,11 @@ def _hide(raw: Tensor, keep: Tensor) -> None:
     raw.add_(torch.where(keep, 0.0, HIDDEN))
 
 
-def _part(mask: Tensor, sample: slice, head: slice, row: slice, end: int) -> Tensor:
+def _size(part: slice) -> int:
+    return int(part.stop - part.start)
+
+
+def _part(mask: Tensor, sample: slice, head: slice, row: slice, keys: slice) -> Tensor:
     """Return a tile's part of a mask, which may be of size 1 over samples, heads or queries."""
     index = tuple(s if size > 1 else slice(None) for s, size in zip((sample, head, row), mask.shape[:3], strict=True))
-    return mask[(*index, slice(0, end))]
+    return mask[(*index, keys)]

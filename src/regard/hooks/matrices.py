@@ -198,7 +198,7 @@ def strongest_keys(
         for tile in tiles(call.select_heads(heads)):
             top = tile.exps[0].topk(min(count, tile.exps.shape[-1]))
             at = tile.heads, tile.queries, slice(top.values.shape[-1])
-            index[at], weight[at] = top.indices, top.values / tile.total[0]
+            index[at], weight[at] = top.indices + tile.keys.start, top.values / tile.total[0]
     else:
         for rows, columns, weights in weight_blocks(call):
             top = weights[heads].topk(min(count, weights.shape[-1]))
