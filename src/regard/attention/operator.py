@@ -21,6 +21,7 @@ from regard.attention.one_token import EXACT, attend_beside_rows
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
+from regard.attention.retiled import retiled, supports_retiled
 from regard.attention.single_query import single_query, supports_single_query
 from regard.attention.spectral import spectral_bound
 from regard.attention.tracing import always, is_exported, is_traced
@@ -134,7 +135,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
     if _is_whole_sequence(call):
         return fused(call, Operation())
     if (torch.is_grad_enabled() and call.requires_grad) or call.dropout or is_traced():
-        return blockwise(call, Operation())
+        return retiled(call) if supports_retiled(call) else blockwise(call, Operation())
     tiled_output, _ = one_pass(call.to_acc_dtype(), ReductionRequest(), output=True)
     assert tiled_output is not None
     return tiled_output.to(call.query.dtype)

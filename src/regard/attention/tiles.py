@@ -1,7 +1,8 @@
 """The attention matrix in cache-sized tiles, exponentiated but not normalized; never more than one tile is held.
 
-A tile is samples × heads × queries × the range of keys that those queries may see, in two buffers that are used again. A small matrix on a CPU is one tile of all keys. Scores are in base 2 (log2(e) goes into the scale),
-because exp2 is the cheaper instruction.
+A tile is samples × heads × queries × the range of keys that those queries may see, in two buffers that are used again.
+A small matrix on a CPU is one tile of all keys. Scores are in base 2 (log2(e) goes into the scale), because exp2 is the
+cheaper instruction.
 """
 
 import math
@@ -72,7 +73,7 @@ class Tile:
 def tiles(call: AttentionCall) -> Iterator[Tile]:
     """Yield every tile of a softmax call's matrix: some samples or heads at a time, from first query to last."""
     batch, _, queries, _ = call.query.shape
-    groups, keys = call.key.shape[1:3]
+    groups = call.key.shape[1]
     num_rows = min(queries, max_rows(call))
     if _is_one_tile(call, num_rows):
         yield _whole_tile(call)

@@ -1,0 +1,114 @@
+"""Softmax attention with any mask, soft cap and sink, whose backward pass computes the tiles of the matrix again.
+
+Of a forward pass the log-normalizers are kept, no query × key entries. With weights a_ij of a tile, the gradient g_i of
+an output and D_i = g_i·o_i, the gradient of a score is a_ij (g_i·v_j − D_i), and that of a sink's logit −a_i D_i.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+
+from regard.attention.call import QKV, AttentionCall
+from regard.attention.onepass import one_pass
+from regard.attention.reduction import ReductionRequest
+from regard.attention.tiles import LOG2_E, Tile, tiles
+from regard.attention.tracing import is_traced, is_transformed
+
+MASKS = ("keep", "bias", "key_mask")
+OPTIONS = ("scale", "causal", "offset", "softcap")
+
+
+def supports_retiled(call: AttentionCall) -> bool:
+    """Return whether a call is softmax on a CPU, of plain tensors; elsewhere nobody has measured it."""
+    is_softmax = call.operation is None and call.constant is None and not call.dropout
+    if not is_softmax or call.query.device.type != "cpu" or is_traced():
+        return False
+    tensors = [tensor for name in (*QKV, *MASKS, "sink") if (tensor := getattr(call, name)) is not None]
+    if any(type(tensor) not in (Tensor, Parameter) or is_transformed(tensor) for tensor in tensors):
+        return False
+    return call.bias is None or not (call.bias.requires_grad or call.softcap is not None)
+
+
+def retiled(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:
+    """Return the output of a call, in the dtype of its queries; computed in float32 at least."""
+    with torch.autocast(call.query.device.type, enabled=False):
+        wide = call.to_acc_dtype()
+        sink = None if wide.sink is None else wide.sink.to(wide.query.dtype)
+        masks = {name: getattr(wide, name) for name in MASKS}
+        options = {name: getattr(wide, name) for name in OPTIONS}
+        output: Tensor = _Retiled.apply(wide.query, wide.key, wide.value, sink, options, *masks.values())
+        return output.to(call.query.dtype)
+
+
+class _Retiled(torch.autograd.Function):
+    """The output of queries, keys, values and logits of a sink, under options and masks."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        call = _make_call(*inputs)
+        output, rows = one_pass(call, ReductionRequest(names=frozenset({"lse"})), output=True)
+        assert output is not None
+        query, key, value, sink, ctx.options, *masks = inputs
+        ctx.save_for_backward(query, key, value, sink, *masks, output, rows["lse"])
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sink, *masks, output, lse = ctx.saved_tensors
+        call = _make_call(query, key, value, sink, ctx.options, *masks)
+        less = (grad * output).sum(-1, keepdim=True)
+        grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        with torch.autocast(grad.device.type, enabled=False):
+            for tile in tiles(call):
+                _add_gradients(call, tile, grad, less, grads)
+        sink_grad = None if sink is None else _sink_gradient(call, less[..., 0], lse)
+        return (*grads, sink_grad, None, *(None for _ in masks))
+
+
+def _make_call(
+    query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, options: dict[str, Any], *masks: Tensor | None
+) -> AttentionCall:
+    fields: dict[str, Any] = {**options, **dict(zip(MASKS, masks, strict=True))}
+    return AttentionCall(query=query, key=key, value=value, sink=sink, **fields)
+
+
+def _add_gradients(
+    call: AttentionCall, tile: Tile, grad: Tensor, less: Tensor, grads: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    """Add a tile's part of the gradients of queries, keys and values. Overwrites the tile."""
+    per_group = call.num_key_value_groups
+    groups = slice(tile.heads.start // per_group, tile.heads.stop // per_group)
+    at_keys = tile.samples, groups, tile.keys
+    query_grad, key_grad, value_grad = grads
+
+    def by_group(rows: Tensor) -> Tensor:
+        """Put the rows of heads that share keys below each other: (sample and group, row, width)."""
+        return rows.reshape(-1, per_group * rows.shape[2], rows.shape[3])
+
+    def flat(keys: Tensor) -> Tensor:
+        return keys[at_keys].flatten(0, 1)
+
+    weights = by_group(tile.exps.div_(tile.total))
+    query, grad = by_group(call.query[tile.at_queries]), by_group(grad[tile.at_queries])
+    value_grad[at_keys] += torch.bmm(weights.mT, grad).view(value_grad[at_keys].shape)
+    score_grad = torch.bmm(grad, flat(call.value).mT)
+    score_grad.sub_(by_group(less[tile.at_queries])).mul_(weights)
+    if call.softcap is not None:  # tanh(x)' = 1 − tanh(x)², where −1 stands for pairs that are hidden
+        capped = tile.scores.add_(tile.base).div_(call.softcap * LOG2_E).clamp_(min=-1.0)
+        score_grad.mul_(by_group(capped.square_().neg_().add_(1.0)))
+    score_grad.mul_(call.scale)
+    query_grad[tile.at_queries] = torch.bmm(score_grad, flat(call.key)).view(query_grad[tile.at_queries].shape)
+    key_grad[at_keys] += torch.bmm(score_grad.mT, query).view(key_grad[at_keys].shape)
+
+
+def _sink_gradient(call: AttentionCall, less: Tensor, lse: Tensor) -> Tensor:
+    """Return the gradient of the logits of a sink, of each head or of each query."""
+    assert call.sink is not None
+    assert call.sink_logits is not None
+    of_queries = (call.sink_logits - lse).exp().mul_(less).neg_()
+    return of_queries.sum((0, 2)) if call.sink.ndim == 1 else of_queries

@@ -1,0 +1,145 @@
+"""Output and gradients of masked, soft-capped softmax with sinks against autograd through the whole matrix."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention import tiles
+from regard.attention.call import QKV, AttentionCall
+from regard.attention.operator import attend, compute_output
+from regard.attention.reduction import ReductionRequest
+from regard.attention.retiled import retiled, supports_retiled
+
+BATCH, HEADS, GROUPS, QUERIES, KEYS = 3, 4, 2, 10, 12
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.ROWS, "cpu", 4)
+
+
+@pytest.fixture(params=[64, 1 << 11, 1 << 22], ids=["a head at a time", "some samples", "one tile"])
+def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tiles.BYTES, "cpu", request.param)
+
+
+def make_call(**options: Any) -> AttentionCall:
+    generator = torch.Generator().manual_seed(3)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    tensors = random(BATCH, HEADS, QUERIES, 4), random(BATCH, GROUPS, KEYS, 4), random(BATCH, GROUPS, KEYS, 6)
+    query, key, value = (tensor.requires_grad_() for tensor in tensors)
+    return AttentionCall(query=query, key=key, value=value, scale=0.7, **options)
+
+
+def dense(call: AttentionCall) -> Tensor:
+    """Return the output from the definition: a row that sees neither key nor sink is zero."""
+    key, value = (tensor.repeat_interleave(HEADS // GROUPS, 1) for tensor in (call.key, call.value))
+    scores = call.query @ key.mT * call.scale
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    if call.bias is not None:
+        scores = scores + call.bias
+    keep = torch.ones(QUERIES, KEYS, dtype=torch.bool)
+    if call.causal:
+        keep = torch.arange(KEYS) <= torch.arange(QUERIES)[:, None] + call.offset
+    if call.keep is not None:
+        keep = keep & call.keep
+    if call.key_mask is not None:
+        keep = keep & call.key_mask[:, None, None]
+    exps = torch.where(keep, scores, -torch.inf).exp()
+    total = exps.sum(-1, keepdim=True)
+    if call.sink is not None:
+        sink = call.sink[None, :, None] if call.sink.ndim == 1 else call.sink
+        total = total + sink.exp()[..., None]
+    return torch.where(total > 0, exps / torch.where(total > 0, total, 1.0), 0.0) @ value
+
+
+def window(size: int) -> Tensor:
+    distance = torch.arange(QUERIES)[:, None] + 2 - torch.arange(KEYS)
+    return ((distance >= 0) & (distance < size))[None, None]
+
+
+def random_mask(*shape: int) -> Tensor:
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(1)) < 0.5
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "window": {"keep": window(3)},
+    "causal, soft cap": {"causal": True, "offset": 2, "softcap": 0.8},
+    "window, soft cap": {"keep": window(5), "softcap": 0.5},
+    "sink": {"causal": True, "offset": 2, "sink": torch.randn(HEADS, dtype=torch.float64)},
+    "sink, window": {"keep": window(4), "sink": torch.randn(HEADS, dtype=torch.float64)},
+    "sink of each query": {"keep": window(4), "sink": torch.randn(BATCH, HEADS, QUERIES, dtype=torch.float64)},
+    "padding": {"key_mask": random_mask(BATCH, KEYS), "softcap": 2.0},
+    "mask of samples": {"keep": random_mask(BATCH, 1, QUERIES, KEYS), "softcap": 0.4},
+    "mask of heads": {"keep": random_mask(1, HEADS, QUERIES, KEYS), "sink": torch.zeros(HEADS, dtype=torch.float64)},
+    "bias": {"bias": torch.randn(1, HEADS, QUERIES, KEYS, dtype=torch.float64), "keep": window(6)},
+    "blind rows": {"keep": window(3) & (torch.arange(QUERIES) > 4)[:, None], "softcap": 1.0},
+}
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("_sizes")
+def test_output_and_gradients(case: str) -> None:
+    call = make_call(**CASES[case])
+    learned = [call.query, call.key, call.value]
+    if call.sink is not None:
+        sink = call.sink.clone().requires_grad_()
+        call = replace(call, sink=sink)
+        learned.append(sink)
+    assert supports_retiled(call)
+    output, expected = retiled(call), dense(call)
+    torch.testing.assert_close(output, expected)
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    grads = torch.autograd.grad((output * weights).sum(), learned)
+    for found, right in zip(grads, torch.autograd.grad((expected * weights).sum(), learned), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_a_call_that_is_trained_takes_this_way() -> None:
+    call = make_call(keep=window(3), softcap=1.0)
+    assert "_Retiled" in type(compute_output(call).grad_fn).__name__
+    for options in ({"dropout": 0.5}, {"bias": torch.zeros(1, 1, QUERIES, KEYS)}):
+        other = replace(call, **options)
+        assert not supports_retiled(other)
+        assert "_Retiled" not in type(compute_output(other).grad_fn).__name__
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions(dtype: torch.dtype) -> None:
+    exact = make_call(keep=window(4), softcap=0.8)
+    call = exact.to_dtype(dtype)
+    output, _ = attend(call, ReductionRequest(names=frozenset({"column_mass"})))
+    assert output.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    torch.testing.assert_close(output.double(), dense(exact), atol=tolerance, rtol=tolerance)
+    names = [getattr(exact, name) for name in QKV]
+    grads = torch.autograd.grad(output.double().square().sum(), names)
+    for found, right in zip(grads, torch.autograd.grad(dense(exact).square().sum(), names), strict=True):
+        torch.testing.assert_close(found, right, atol=30 * tolerance, rtol=30 * tolerance)
+
+
+def test_autocast_does_not_round() -> None:
+    exact = make_call(keep=window(4), softcap=0.8)
+    call = exact.to_dtype(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = retiled(call)
+        (grad,) = torch.autograd.grad(output.square().sum(), exact.query)
+    (right,) = torch.autograd.grad(dense(exact).square().sum(), exact.query)
+    torch.testing.assert_close(output.double(), dense(exact), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(grad, right, atol=1e-4, rtol=1e-4)
+
+
+def test_a_mask_that_is_written_to_is_an_error() -> None:
+    keep = window(4).clone()
+    output = retiled(make_call(keep=keep, softcap=1.0))
+    keep.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
