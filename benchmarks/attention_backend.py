@@ -1,11 +1,11 @@
 """A step of training (forward and backward) with Regard as the attention of Transformers, against eager attention.
 
 `GptOssForCausalLM` (a learned sink logit in every head, windows in every other layer), `Gemma2ForCausalLM` (soft-capped
-scores) and `LlamaForCausalLM` (plain, where SDPA can do it as well), each with four layers of width 256 and random
-weights, in float32. Transformers has no fused attention for the first two on a CPU. Memory is what PyTorch holds at the
-peak beyond the start.
+scores, the same windows), `MistralForCausalLM` (windows in all layers) and `LlamaForCausalLM` (none), each with four
+layers of width 256 and random weights, in float32. A window is 128 tokens. Transformers has no fused attention for the
+first two on a CPU; for the others SDPA can do it as well. Memory is what PyTorch holds at the peak beyond the start.
 
-    python -m benchmarks.attention_backend [--quick] [--threads N] [--out FILE]        about 5 minutes on one core
+    python -m benchmarks.attention_backend [--quick] [--threads N] [--out FILE]        about 7 minutes on one core
 """
 
 from collections.abc import Callable
@@ -27,8 +27,10 @@ SIZES = {
 MODELS: dict[str, Callable[[], Any]] = {
     "gpt-oss": lambda: transformers.GptOssConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1),
     "Gemma 2": lambda: transformers.Gemma2Config(**SIZES),
+    "Mistral": lambda: transformers.MistralConfig(**SIZES),
     "Llama": lambda: transformers.LlamaConfig(**SIZES),
 }
+WITH_SDPA = ("Mistral", "Llama")
 
 
 def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]:
@@ -40,7 +42,7 @@ def contestants(kind: str, tokens: int) -> dict[str, Callable[[], list[Tensor]]]
         return with_gradients(lambda: model(ids, labels=ids, use_cache=False).loss, list(model.parameters()))
 
     found = {}
-    for name in ("eager", "regard", *(("sdpa",) if kind == "Llama" else ())):
+    for name in ("eager", "regard", *(("sdpa",) if kind in WITH_SDPA else ())):
         torch.manual_seed(1)
         model = transformers.AutoModelForCausalLM.from_config(MODELS[kind](), attn_implementation=name)
         found[name] = run(model.to(device()).train())

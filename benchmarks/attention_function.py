@@ -1,8 +1,9 @@
 """The attention function alone: output and statistics in one pass, against fused attention and the whole matrix.
 
-12 heads of width 64, float32, laid out in memory as Transformers does it, causal and padded. Contestants: PyTorch's
-`scaled_dot_product_attention` (sdpa, the reference); output, column mass, its square, entropy and the first four keys'
-mass from the whole matrix (eager); the same in tiles (regard); the first four keys alone (first).
+12 heads of width 64, float32, laid out in memory as Transformers does it, causal, padded, and under the mask of a window
+of 256 tokens. Contestants: PyTorch's `scaled_dot_product_attention` (sdpa, the reference); output, column mass, its
+square, entropy and the first four keys' mass from the whole matrix (eager); the same in tiles (regard); the first four
+keys alone (first).
 
     python -m benchmarks.attention_function [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
@@ -25,6 +26,7 @@ FIRST_ALONE = ReductionRequest(names=frozenset({"first_mass"}), num_first_keys=F
 LARGEST_MATRIX = 2 * 2**30
 CASES = [(batch, length) for length in (64, 128, 512, 2048) for batch in (1, 8)] + [(1, 4096), (1, 8192)]
 QUICK = [(1, 64), (2, 128)]
+WINDOW = 256
 
 
 def call(batch: int, length: int, kind: str) -> AttentionCall:
@@ -46,12 +48,20 @@ def call(batch: int, length: int, kind: str) -> AttentionCall:
         causal=kind == "causal",
         key_mask=real,
         query_mask=real,
+        keep=band(length) if kind == "window" else None,
     )
+
+
+def band(length: int) -> Tensor:
+    """The mask of a window, as Transformers hands it over."""
+    with device():
+        distance = torch.arange(length)[:, None] - torch.arange(length)
+    return ((distance >= 0) & (distance < WINDOW))[None, None]
 
 
 def fused(of: AttentionCall) -> Tensor:
     """The output alone."""
-    mask = None if of.key_mask is None else of.key_mask[:, None, None, :]
+    mask = of.keep if of.key_mask is None else of.key_mask[:, None, None, :]
     return F.scaled_dot_product_attention(of.query, of.key, of.value, attn_mask=mask, is_causal=of.causal)
 
 
@@ -63,6 +73,8 @@ def eager(of: AttentionCall) -> tuple[Tensor, dict[str, Tensor]]:
         scores.masked_fill_(torch.ones(length, length, dtype=torch.bool, device=scores.device).triu_(1), -torch.inf)
     if of.key_mask is not None:
         scores.masked_fill_(~of.key_mask[:, None, None, :], -torch.inf)
+    if of.keep is not None:
+        scores.masked_fill_(~of.keep, -torch.inf)
     weights = scores.softmax(-1)
     del scores
     output = weights @ of.value
@@ -105,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = prepared(parser(__doc__), arguments)
     rows = []
     for batch, length in QUICK if given.quick else CASES:
-        for kind in ("causal", "padded"):
+        for kind in ("causal", "padded", "window") if length > WINDOW else ("causal", "padded"):
             of = call(batch, length, kind)
             if length <= 512:
                 check(of)

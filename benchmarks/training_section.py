@@ -76,9 +76,10 @@ Regard's. Memory in MiB, beside the size of float32 logits.
 BACKEND = """
 ## Regard as the attention of a model
 
-A step of training (forward and backward) of `GptOssForCausalLM`, `Gemma2ForCausalLM` and `LlamaForCausalLM` with
-`attn_implementation="regard"`, against eager attention; four layers of width 256, one sequence, float32. Memory is what
-PyTorch allocates at the peak.
+A step of training (forward and backward) of `GptOssForCausalLM`, `Gemma2ForCausalLM`, `MistralForCausalLM` and
+`LlamaForCausalLM` with `attn_implementation="regard"`, against eager attention; four layers of width 256, one sequence,
+float32. Every other layer of the first two, and all of the third, have a window of 128 tokens. Memory is what PyTorch
+allocates at the peak.
 
 {backend}
 """

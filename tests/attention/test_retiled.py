@@ -11,7 +11,7 @@ from regard.attention import tiles
 from regard.attention.call import QKV, AttentionCall
 from regard.attention.operator import attend, compute_output
 from regard.attention.reduction import ReductionRequest
-from regard.attention.retiled import retiled, supports_retiled
+from regard.attention.retiled import is_mostly_hidden, retiled, supports_retiled
 
 BATCH, HEADS, GROUPS, QUERIES, KEYS = 3, 4, 2, 10, 12
 
@@ -110,6 +110,27 @@ def test_a_call_that_is_trained_takes_this_way() -> None:
         other = replace(call, **options)
         assert not supports_retiled(other)
         assert "_Retiled" not in type(compute_output(other).grad_fn).__name__
+
+
+def test_a_mask_that_hides_most_takes_this_way() -> None:
+    """Of the whole matrix PyTorch's attention is quicker, and in half precision, under autocast and with dropout."""
+    call = make_call(keep=window(2))
+    assert "_Retiled" in type(compute_output(call).grad_fn).__name__
+    torch.testing.assert_close(compute_output(call), dense(call))
+    with torch.no_grad():
+        assert is_mostly_hidden(call)
+        torch.testing.assert_close(compute_output(call), dense(call))
+    others = (
+        replace(call, dropout=0.5),
+        replace(call, keep=window(12)),
+        replace(call, keep=None),
+        call.to_dtype(torch.bfloat16),
+    )
+    for other in others:
+        assert not is_mostly_hidden(other)
+        assert "_Retiled" not in type(compute_output(other).grad_fn).__name__
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not is_mostly_hidden(call)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -21,7 +21,7 @@ from regard.attention.one_token import EXACT, attend_beside_rows
 from regard.attention.onepass import one_pass
 from regard.attention.recomputed import recomputed
 from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
-from regard.attention.retiled import retiled, supports_retiled
+from regard.attention.retiled import is_mostly_hidden, retiled, supports_retiled
 from regard.attention.single_query import single_query, supports_single_query
 from regard.attention.spectral import spectral_bound
 from regard.attention.tracing import always, is_exported, is_traced
@@ -123,7 +123,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         return output + extra_value.to(output.dtype)
     if call.operation is not None:
         return BACKENDS[select_backend(call, call.operation)](call, call.operation)
-    if call.softcap is None and call.sink is None:
+    if call.softcap is None and call.sink is None and not is_mostly_hidden(call):
         mask = _sdpa_mask(call)
         is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
         if mask is None and call.causal and not is_causal:

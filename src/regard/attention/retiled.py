@@ -15,11 +15,15 @@ from torch.nn import Parameter
 from regard.attention.call import QKV, AttentionCall
 from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
-from regard.attention.tiles import LOG2_E, Tile, tiles
+from regard.attention.spans import key_spans, union
+from regard.attention.tiles import LOG2_E, Tile, max_rows, tiles
 from regard.attention.tracing import is_traced, is_transformed
 
 MASKS = ("keep", "bias", "key_mask")
+FULL_PRECISION = (torch.float32, torch.float64)
 OPTIONS = ("scale", "causal", "offset", "softcap")
+MOST_SEEN = 0.5
+"""Share of a matrix outside of ranges that a mask hides, up to which the rest of it is quicker than all by PyTorch."""
 
 
 def supports_retiled(call: AttentionCall) -> bool:
@@ -31,6 +35,21 @@ def supports_retiled(call: AttentionCall) -> bool:
     if any(type(tensor) not in (Tensor, Parameter) or is_transformed(tensor) for tensor in tensors):
         return False
     return call.bias is None or not (call.bias.requires_grad or call.softcap is not None)
+
+
+def is_mostly_hidden(call: AttentionCall) -> bool:
+    """Return whether a mask hides so many keys from whole blocks of queries that tiles without them are quicker.
+
+    That is measured in full precision alone (`python -m benchmarks.attention_function`, `attention_backend`).
+    """
+    queries, keys = call.query.shape[2], call.key.shape[2]
+    if call.keep is None or call.query.dtype not in FULL_PRECISION or not supports_retiled(call):
+        return False
+    num_rows = min(queries, max_rows(call))
+    if num_rows == queries or torch.is_autocast_enabled("cpu") or (spans := key_spans(call, num_rows)) is None:
+        return False
+    seen = [union(block) for block in spans]
+    return sum(span.stop - span.start for span in seen) <= MOST_SEEN * len(seen) * keys
 
 
 def retiled(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]:
