@@ -54,7 +54,7 @@ and its CSV files (`python -m benchmarks.tables`) from `benchmarks/results`.
 
 Output, column mass, its square, entropy and first-key mass in one pass (Regard), against
 `scaled_dot_product_attention`, which computes the output only; the same from the whole matrix (eager); and first-key
-mass alone. 12 heads of width 64, float32. A window of 256 tokens comes as a mask of pairs, as Transformers hands it over.
+mass alone. 12 heads of width 64, float32. A window of 256 tokens comes as a mask of pairs, as from Transformers.
 
 {attention_function}
 
