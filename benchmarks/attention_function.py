@@ -1,9 +1,9 @@
 """The attention function alone: output and statistics in one pass, against fused attention and the whole matrix.
 
 12 heads of width 64, float32, laid out in memory as Transformers does it, causal, padded, and under the mask of a
-window of 256 tokens. Contestants: PyTorch's `scaled_dot_product_attention` (sdpa, the reference); output, column mass, its
-square, entropy and the first four keys' mass from the whole matrix (eager); the same in tiles (regard); the first four
-keys alone (first).
+window of 256 tokens. Contestants: PyTorch's `scaled_dot_product_attention` (sdpa, the reference); output, column mass,
+its square, entropy and the first four keys' mass from the whole matrix (eager); the same in tiles (regard); the first
+four keys alone (first).
 
     python -m benchmarks.attention_function [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """
