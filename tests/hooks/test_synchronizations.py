@@ -21,8 +21,8 @@ READS = {
 """Functions of tensors that wait for a GPU, for the value or for the size of the result."""
 KINDS = {"bert": transformers.BertModel, "llama": transformers.LlamaModel, "mistral": transformers.MistralModel}
 """Mistral has sliding windows and eager attention set: its masks are those of all pairs."""
-ON_CPU = "regard/attention/tiles.py"
-"""Reads lengths on a CPU alone."""
+ON_CPU = ("regard/attention/tiles.py", "regard/attention/spans.py")
+"""Read lengths and masks on a CPU alone."""
 
 
 class CountReads(TorchFunctionMode):
