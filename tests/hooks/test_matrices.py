@@ -19,6 +19,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sink and cap": {"causal": True, "softcap": 2.0, "sink": torch.tensor([0.5, -1.0, 2.0, 0.0])},
     "bias": {"bias": torch.linspace(-3, 3, 4 * 150 * 150).view(1, 4, 150, 150).sin()},
     "unseen": {"keep": torch.arange(150)[:, None] - torch.arange(150) > 2},
+    "mask of a window": {"keep": torch.ones(150, 150).tril().triu(-19).bool()},
     "window": {"causal": True, "operation": Operation(window=20, prefix=2)},
     "window alone": {"causal": True, "operation": Operation(weighting="sigmoid", window=20)},
     "sigmoid": {"causal": True, "operation": Operation(weighting="sigmoid")},
