@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from regard.errors import UserError
-from regard.hooks import attention_function, fidelity, watching
+from regard.hooks import attention_function, fidelity, replacing, watching
 from regard.hooks.fidelity import verify_routing
 
 SMALL = {
@@ -122,6 +122,30 @@ def test_a_model_that_takes_no_tokens_is_watched_all_the_same() -> None:
     plain = torch.nn.Sequential(torch.nn.Linear(2, 2))
     verify_routing(plain)
     assert len(fidelity._VERIFIED) == 1
+
+
+@pytest.mark.parametrize("error", [AssertionError, KeyError, ZeroDivisionError, NotImplementedError])
+def test_a_model_that_says_in_any_way_that_it_takes_no_tokens_is_watched(error: type[Exception]) -> None:
+    """RAG asserts that it was passed the documents that it reads."""
+
+    class WithDocuments(transformers.LlamaModel):
+        def forward(self, input_ids: Any = None, documents: Any = None, **kwargs: Any) -> Any:
+            if documents is None:
+                raise error("documents")
+            return super().forward(documents, **kwargs)
+
+    torch.manual_seed(0)
+    model: Any = WithDocuments(transformers.LlamaConfig(**SMALL)).eval()  # type: ignore[no-untyped-call]
+    ids = torch.arange(4, 12)[None]
+    with torch.no_grad(), watching(model, "column_mass") as watch:
+        model(documents=ids)
+    weights = transformers.LlamaModel._from_config(model.config, attn_implementation="eager").eval()
+    weights.load_state_dict(model.state_dict())
+    expected = torch.stack([layer[0].mean(-2) for layer in weights(ids, output_attentions=True).attentions])
+    actual = watch.frame("column_mass").sort_values(["layer", "head", "position"])["value"]
+    assert torch.allclose(torch.tensor(actual.to_numpy()), expected.detach().double().flatten(), atol=1e-6)
+    with pytest.raises(UserError, match=r"does not take a few tokens.*documents"), replacing(model, "sigmoid"):
+        pass
 
 
 def test_what_is_no_number_in_the_model_itself_is_left_to_the_measurement() -> None:

@@ -189,7 +189,7 @@ def _run_small_forward(model: Any) -> None:
         model(**smallest_input(model))
     except UserError:
         raise
-    except (TypeError, ValueError, AttributeError, RuntimeError, IndexError) as error:
+    except Exception as error:  # a host asserts, or lacks a key, in its own way
         main_names = getattr(model, "main_input_name", "input_ids")
         names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
         reason = describe_error(error)[:200] if names in ("input_ids", "pixel_values") else f"it takes {names}"
