@@ -174,19 +174,37 @@ def test_a_failed_forward_leaves_nothing() -> None:
     assert watch.samples == 2
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("kind", ["no mask", "a mask", "a mask of the batch", "a bias"])
 @torch.no_grad()
-def test_queries_fewer_than_keys_see_the_first_of_them() -> None:
-    """`is_causal` is aligned at the top left, whatever the cache."""
+def test_queries_fewer_than_keys_see_the_first_of_them(kind: str) -> None:
+    """`is_causal` is aligned at the top left, whatever the cache, and holds beside a mask."""
+    hidden = torch.zeros(2, 1, 3, 12, dtype=torch.bool)
+    hidden[0, :, 1:, 1] = hidden[1, :, 2, 0] = True
+    masks = {
+        "no mask": None,
+        "a mask": ~hidden[:1],
+        "a mask of the batch": ~hidden,
+        "a bias": torch.arange(36.0).reshape(3, 12).cos(),
+    }
+    mask, lower = masks[kind], torch.ones(3, 12, dtype=torch.bool).tril()
 
     class Last(Attention):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            output = scaled_dot_product_attention(q[:, :, -3:], k, v, is_causal=True)
+            output = scaled_dot_product_attention(q[:, :, -3:], k, v, mask, is_causal=True)
             return x[:, -3:] + self.proj(output.transpose(1, 2).flatten(2))
 
     model = Plain().eval()
     model.blocks = nn.ModuleList([Last(32, 4)])
-    expected = model(ids())
+    x = model.embedding(ids())
+    q, k, v = (part.double().unflatten(-1, (4, -1)).transpose(1, 2) for part in model.blocks[0].qkv(x).chunk(3, -1))
+    scores = q[:, :, -3:] @ k.mT * 8**-0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    read = (scores.masked_fill(~lower, -torch.inf).softmax(-1) @ v).float().transpose(1, 2).flatten(2)
+    expected = x[:, -3:] + model.blocks[0].proj(read)
+    torch.testing.assert_close(model(ids()), expected, rtol=1e-5, atol=1e-6)
     with watching(model, "column_mass"):
         torch.testing.assert_close(model(ids()), expected, rtol=1e-5, atol=1e-6)
 

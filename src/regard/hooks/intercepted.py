@@ -253,7 +253,12 @@ def _read_call(
         )
     queries, keys = query.shape[2], key.shape[2]
     if is_causal and queries != keys:
-        attn_mask, is_causal = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(), False
+        seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            attn_mask = attn_mask.masked_fill(~seen, -torch.inf)
+        else:
+            attn_mask = seen if attn_mask is None else attn_mask & seen
+        is_causal = False
     if attn_mask is not None:
         attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)].expand(-1, -1, queries, keys)
     return AttentionCall(
