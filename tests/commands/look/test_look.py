@@ -205,8 +205,11 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
         regard.look(model, tokenizer, "also where all weights fit", heads=("7.0",))
     every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
-    with pytest.raises(UserError, match=r"^megabytes: the page would weigh"):
+    with pytest.raises(UserError, match=r"^megabytes: the page would weigh") as refused:
         regard.look(model, tokenizer, words(1200), megabytes=0.5, heads=every)
+    enough = float(str(refused.value).split("weigh ")[1].split()[0])
+    page = regard.look(model, tokenizer, words(1200), megabytes=enough, heads=every).page()
+    assert enough - 0.2 < len(page.encode()) / 1e6 <= enough
     with pytest.raises(UserError, match=r"^text: expected a text, got none"):
         regard.look(model, tokenizer)
 

@@ -70,11 +70,12 @@ class Detail:
 def choose_detail(
     shapes: Sequence[Shape],
     num_numbers: int,
-    num_bytes: float,
+    texts: int,
+    megabytes: float,
     asked: Sequence[str],
     quiet: Mapping[Any, Sequence[int]],
 ) -> Detail:
-    """Choose what fits `num_bytes`, of which `num_numbers` in two bytes and α are always there.
+    """Choose what fits `megabytes`, of which `num_numbers` in two bytes, α and `texts` bytes are always there.
 
     Without all weights, the rows of the heads `asked` for are kept, then of the first head of `quiet` of each layer,
     layers evenly apart, then of the second, as long as there is room.
@@ -92,15 +93,16 @@ def choose_detail(
     ]:
         raise UserError(f"heads: expected heads of this model, counted from 0; it has no {', '.join(missing)}")
     entries = sum(shape.heads * shape.keys for shape in shapes)
-    room = num_bytes / BASE64 - 2 * num_numbers
+    room = (megabytes * 1e6 - FIXED - texts) / BASE64 - 2 * num_numbers
     if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:
         return Detail(True, {})
     tiles = sum(shape.heads * min(shape.queries, TILES) * min(shape.keys, TILES) for shape in shapes)
     room -= entries + tiles
     needed = sum(_row_bytes(by_layer[key]) for key, _ in wanted)
     if needed > room:
+        least = math.ceil(10 * (megabytes + (needed - room) * BASE64 / 1e6)) / 10
         raise UserError(
-            f"megabytes: the page would weigh {(num_bytes + (needed - room) * BASE64) / 1e6:.1f} MB; expected a larger "
+            f"megabytes: the page would weigh {least} MB a look, expected at most {megabytes:g}; pass a larger "
             "--megabytes, a smaller --length or fewer --heads"
         )
     ordered = [by_layer[key] for key in spread(list(by_layer))]

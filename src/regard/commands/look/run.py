@@ -293,8 +293,7 @@ def _choose_detail(
     quiet = {key: alpha.index_fill(1, few[key[0]], 0).amax(-1).argsort().tolist() for key, alpha in alphas.items()}
     num_numbers = sum(sites[site]["numbers"] for site in sites)
     texts = sum(len(str(sites[site][name])) for site in sites for name in ("tokens", "queries", "sinks", "massive"))
-    num_bytes = config.megabytes * 1e6 - encoding.FIXED - texts
-    return encoding.choose_detail(shapes, num_numbers, num_bytes, config.heads, quiet)
+    return encoding.choose_detail(shapes, num_numbers, texts, config.megabytes, config.heads, quiet)
 
 
 def _describe_site(
