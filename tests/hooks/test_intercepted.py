@@ -209,6 +209,31 @@ def test_queries_fewer_than_keys_see_the_first_of_them(kind: str) -> None:
         torch.testing.assert_close(model(ids()), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("one", ["queries", "keys and values"])
+@torch.no_grad()
+def test_one_row_of_queries_or_of_keys_is_that_of_all_samples(one: str) -> None:
+    """As learned queries are, which `scaled_dot_product_attention` broadcasts."""
+
+    class One(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            q, k, v = (q[:1], k, v) if one == "queries" else (q, k[:1], v[:1])
+            self.weights = (q.double() @ k.double().mT * 8**-0.5).softmax(-1).expand(len(x), -1, -1, -1)
+            output: Tensor = self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            return output
+
+    model = plain()
+    for block in model.blocks:
+        block.attn.__class__ = One
+    expected = model(ids(3))
+    with watching(model, "column_mass") as watch:
+        torch.testing.assert_close(model(ids(3)), expected, rtol=1e-5, atol=1e-6)
+    assert watch.samples == 3
+    for layer, block in enumerate(model.blocks):
+        assert_mass(watch, layer, block.attn.weights)
+
+
 def test_what_cannot_be_watched_is_refused() -> None:
     class Flat(Attention):
         def forward(self, x: Tensor) -> Tensor:

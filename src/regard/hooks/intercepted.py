@@ -251,6 +251,9 @@ def _read_call(
             f"cannot observe {type(module).__name__}: it calls scaled_dot_product_attention with {query.ndim} "
             "dimensions; expected (batch, head, token, width)"
         )
+    if not len(query) == len(key) == len(value):  # one row is that of all samples
+        batch = max(map(len, (query, key, value)))
+        query, key, value = (part.expand(batch, -1, -1, -1) for part in (query, key, value))
     queries, keys = query.shape[2], key.shape[2]
     if is_causal and queries != keys:
         seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
