@@ -113,7 +113,7 @@ def _prepare_inputs(
             f"type {type(batch).__name__}"
         )
     arguments = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
-    inputs = {name: torch.as_tensor(values).to(device) for name, values in arguments.items()}
+    inputs = {name: _read_tensor(name, values).to(device) for name, values in arguments.items() if values is not None}
     if not inputs:
         raise UserError("batches: expected model inputs in each batch, one is empty")
     for name in ("input_ids", "decoder_input_ids", "inputs_embeds", "labels"):
@@ -123,7 +123,8 @@ def _prepare_inputs(
         if name == "labels" and len(shape) != 2:
             continue
         if len(shape) != 2 + (name == "inputs_embeds"):
-            raise UserError(f"batches: expected {name} of shape (sample, token), got {tuple(shape)}")
+            axes = "sample, token, width" if name == "inputs_embeds" else "sample, token"
+            raise UserError(f"batches: expected {name} of shape ({axes}), got {tuple(shape)}")
         if shape[1] > length or (layout == "paper" and shape[1] != length):
             raise UserError(
                 f"batches: expected {'' if layout == 'paper' else 'at most '}{length} tokens a sample, got {shape[1]}; "
@@ -132,7 +133,20 @@ def _prepare_inputs(
     if layout == "natural":
         for prefix in ("", "decoder_"):
             _move_padding_behind(inputs, prefix)
+        labels = inputs.get("labels")
+        if labels is not None and labels.ndim == 2:
+            inputs["labels"] = _in_order(labels, (labels == IGNORE_INDEX).cumprod(1).bool())
     return inputs
+
+
+def _read_tensor(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"batches: expected {name} as a tensor, or rows of one length (padding=True), got one of type "
+            f"{type(values).__name__} that is neither"
+        ) from error
 
 
 def _use_labels_as_decoder_inputs(model: Any, inputs: dict[str, Tensor]) -> None:
@@ -153,17 +167,27 @@ def _use_labels_as_decoder_inputs(model: Any, inputs: dict[str, Tensor]) -> None
 
 
 def _move_padding_behind(inputs: dict[str, Tensor], prefix: str) -> None:
-    """Move padding on the left to the right, in place."""
+    """Move padding on the left to the right, in place.
+
+    Numbers of three axes are by token only as embeddings: a spectrogram may have as many bands as a text has tokens.
+    """
     mask = inputs.get(f"{prefix}attention_mask")
     if mask is None or mask.ndim != 2 or bool(mask[:, 0].all()):
         return
-    order = torch.argsort(~mask.bool(), dim=-1, stable=True)
+    is_padding = ~mask.bool()
     for name, values in inputs.items():
         is_of_stack = name.startswith("decoder_") == bool(prefix)
         is_by_token = values.shape[:2] == mask.shape and name != "labels" and not name.endswith("position_ids")
-        if is_of_stack and is_by_token:
-            inputs[name] = values[torch.arange(len(values), device=values.device)[:, None], order]
+        is_other = values.ndim > 2 and values.is_floating_point() and not name.endswith("inputs_embeds")
+        if is_of_stack and is_by_token and not is_other:
+            inputs[name] = _in_order(values, is_padding)
     inputs.pop(f"{prefix}position_ids", None)
+
+
+def _in_order(values: Tensor, is_padding: Tensor) -> Tensor:
+    """Return what is by token with padding behind."""
+    order = torch.argsort(is_padding, dim=-1, stable=True)
+    return values[torch.arange(len(values), device=values.device)[:, None], order]
 
 
 class _AttentionSums(Observer):
