@@ -12,6 +12,7 @@ from regard.constants.constants import SOURCES
 from regard.errors import UserError
 from regard.hooks import find_attention_layers
 from regard.hooks.head_operations import list_heads, replacing_each_head
+from tests.named_cache import behind
 
 SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 IDS = torch.arange(4, 14)[None]
@@ -68,11 +69,63 @@ def test_heads_of_one_layer_compute_different_things_and_the_others_what_they_di
     torch.testing.assert_close(states(model), before, rtol=0, atol=0)
 
 
+def oss(window: int | None = None) -> Any:
+    """Return a model whose rows give a part of their mass to a learned logit."""
+    torch.manual_seed(0)
+    config = tf.GptOssConfig(
+        **SMALL, intermediate_size=32, initializer_range=0.5, num_key_value_heads=2, head_dim=8, num_local_experts=2,
+        num_experts_per_tok=1, sliding_window=window or 16, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    model = tf.GptOssModel._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for layer in model.layers:
+            layer.self_attn.sinks.copy_(torch.linspace(-1, 2, 4))
+    return model
+
+
+def test_a_logit_of_the_sink_counts_once() -> None:
+    """Rows of heads that compute what they did lack to one what they lacked."""
+    model = oss()
+    expected = states(model)
+    with regard.replacing(model, "softmax", heads=[(0, 1), (1, 0), (1, 3)]):
+        torch.testing.assert_close(states(model), expected, rtol=1e-4, atol=1e-5)
+    with regard.replacing(model, "sigmoid", layers=1):
+        expected = states(model)
+    with regard.replacing(model, "sigmoid", heads=[(1, head) for head in range(4)]):
+        torch.testing.assert_close(states(model), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_constant_stands_at_its_keys_where_a_sliding_cache_has_dropped_some() -> None:
+    model, matrix = oss(window=4), torch.rand(10, 10, generator=torch.Generator().manual_seed(1))
+    with regard.replacing(model, matrix, heads=[(0, 1), (1, 2)]):
+        whole = states(model)
+        cache = tf.DynamicCache(config=model.config)
+        steps = [model(input_ids=IDS[:, [step]], **behind(cache)).last_hidden_state for step in range(10)]
+    torch.testing.assert_close(torch.cat(steps, 1), whole, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_row_of_a_matrix_is_divided_by_the_sum_of_its_sizes() -> None:
+    model, seen = make("encoder"), {}
+    matrix = torch.randn(10, 10, generator=torch.Generator().manual_seed(1)).double()
+    attention = model.encoder.layer[0].attention.self
+    attention.value.register_forward_hook(lambda _module, _args, output: seen.update(value=output))
+    attention.register_forward_hook(lambda _module, _args, output: seen.update(output=output[0]))
+    with regard.replacing(model, matrix, heads=[(0, 2)]):
+        states(model)
+    value, output = (seen[name].unflatten(-1, (4, 8))[0, :, 2] for name in ("value", "output"))
+    expected = matrix / matrix.abs().sum(-1, keepdim=True) @ value
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_what_cannot_be_replaced_is_refused() -> None:
     model = make("encoder")
     assert list_heads(find_attention_layers(model)) == {("encoder", 0): 4, ("encoder", 1): 4}
     for heads, message in (
         ({("encoder", 0, 9): "sigmoid"}, "no head 9 in layer 0"),
+        ({("encoder", 0, 4): "sigmoid"}, "no head 4 in layer 0"),
+        ({("encoder", 0, -1): "sigmoid", ("encoder", 0, 1): "sigmoid"}, "no head -1 in layer 0"),
         ({("decoder", 0, 0): "sigmoid"}, "no head 0 in layer 0"),
         ({("encoder", 0, 0): "gated"}, "cannot be given"),
         ({("encoder", 0, 0): "softmax+window=4+prefix=1"}, "see no later key"),
@@ -117,6 +170,8 @@ def test_replacing_takes_the_heads_of_an_operation(kind: str) -> None:
         (0.5, {}, "heads: expected pairs"),
         ([(0, 1)], {"layers": [0]}, "expected pairs .*, and no layers, .* beside an operation of heads"),
         ([(0, "x")], {}, "heads: "),
+        ([(0,)], {}, "heads: expected pairs"),
+        ("0.1", {}, "heads: expected pairs"),
     ],
     ids=str,
 )

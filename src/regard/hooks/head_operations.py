@@ -159,8 +159,9 @@ def _check_layer(
     key: tuple[str, int], layers: Sequence[AttentionLayer], operations: Mapping[int, _Parsed]
 ) -> AttentionLayer:
     layer = next((layer for layer in layers if layer.key == key), None)
-    if layer is None or not all(0 <= head < layer.heads for head in operations):
-        raise UserError(f"heads: this model has no head {max(operations)} in layer {key[1]} ({key[0]})")
+    unknown = [head for head in operations if layer is None or not 0 <= head < layer.heads]
+    if layer is None or unknown:
+        raise UserError(f"heads: this model has no head {unknown[0]} in layer {key[1]} ({key[0]})")
     if layer.site.startswith("cross") or layer.calls > 1 or sum(one.module is layer.module for one in layers) > 1:
         expected = "self-attention of a module that no other layer shares and that attends once in a forward"
         raise UserError(f"heads: expected {expected}; layer {key[1]} ({key[0]}) is other")
