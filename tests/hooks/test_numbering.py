@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import regard
 from regard.attention.call import AttentionCall
+from regard.commands.measure.run import _num_layers
 from regard.errors import UserError
 from regard.hooks import find_attention_layers, watching
 from regard.hooks.average import average_attention
@@ -247,6 +248,35 @@ def test_a_loop_over_some_blocks_has_layers_of_its_own(count: int) -> None:
         rows = watch.frame("column_mass", layer=layer).sort_values(["head", "position"])
         mass = torch.tensor(rows["value"].to_numpy()).reshape(4, 16)
         torch.testing.assert_close(mass, weights.mean((0, 2)).double(), rtol=1e-4, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.every_value
+@pytest.mark.parametrize("kind", ["a config", "a class of one's own"])
+def test_each_execution_of_a_loop_can_be_selected(kind: str) -> None:
+    """How many there are is said by the forward; what it has not is refused at the end."""
+    model, tokens = model_of("Llama", num_hidden_layers=3), ids()
+    model.model.layers = Looped(model.model.layers)
+    if kind == "a config":
+        model.config.n_recurrent_loops = 3
+    else:
+        model.model.__class__ = type("Own", (type(model.model),), {"__module__": "own"})
+    with watching(model, ["column_mass", "hidden_norm"]) as every:
+        model(tokens, use_cache=False)
+    with watching(model, ["column_mass", "hidden_norm"], layers=[1, 4]) as watch:
+        model(tokens, use_cache=False)
+    for statistic in ("column_mass", "hidden_norm"):
+        selected, whole = (one.frame(statistic, layer=[1, 4])["value"].to_numpy() for one in (watch, every))
+        assert len(selected) > 0
+        assert selected.tolist() == whole.tolist()
+        assert set(watch.frame(statistic)["layer"].dropna()) == {1, 4}
+    message = "layers: this model has no layer 5; choose from 0 to 4"
+    with pytest.raises(UserError, match=message), watching(model, "hidden_norm", layers=[1, 5]):
+        model(tokens, use_cache=False)
+    with pytest.raises(UserError, match="layers: this model has no layer -2; choose from 0 on"):
+        watching(model, "hidden_norm", layers=[-2]).__enter__()
+    assert _num_layers(model.model) is None
+    assert _num_layers(model_of("Llama", num_hidden_layers=3)) == 3
 
 
 # -- DiffLlama -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from torch import nn
 from transformers import PreTrainedModel
 
-from regard.hooks.module_tree import modules_of, named_modules_of
+from regard.hooks.module_tree import is_of_transformers, modules_of, named_modules_of
 from regard.runs.model_type import original_type
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
@@ -218,6 +218,20 @@ def num_blocks(stack: Stack) -> int:
     config = stack.module.config.get_text_config() if isinstance(stack.module, PreTrainedModel) else None
     counts = [getattr(config, name, None) for name in LAYER_COUNT_FIELDS]
     return max([len(stack.blocks), *(count for count in counts if isinstance(count, int))])
+
+
+def may_loop(module: nn.Module) -> bool:
+    """Return whether a forward may have more layers than there are blocks, for some are executed several times.
+
+    Configs of Transformers say it (Dory, Inkling2 Loop); of other modules nothing is known.
+    """
+    if not isinstance(module, PreTrainedModel) or not (is_of_transformers(module) or _is_ours(module)):
+        return True
+    return any("loop" in name for name in vars(module.config.get_text_config()))
+
+
+def _is_ours(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("regard.")
 
 
 def find_outside(model: nn.Module) -> list[str]:

@@ -73,8 +73,11 @@ class WantedReductions:
         return tensors | {name: tensor for name, tensor in vectors.items() if tensor is not None}
 
 
-def check_layers(layers: Any, count: int) -> frozenset[int]:
-    """Return the indices of layers. Raise a UserError for what is no index of a model with so many layers."""
+def check_layers(layers: Any, count: int | None) -> frozenset[int]:
+    """Return the indices of layers. Raise a UserError for what is no index of a model with so many layers.
+
+    `count` is None where only a forward shows how many there are.
+    """
     values = tuple(layers) if isinstance(layers, Iterable) else (layers,)
     try:
         indices = [operator.index(layer) for layer in values]
@@ -82,10 +85,10 @@ def check_layers(layers: Any, count: int) -> frozenset[int]:
         raise UserError(f"layers: expected indices of layers, counted from 0, got {layers!r}") from None
     if not indices:
         raise UserError("layers: expected one layer at least, got none; pass None for all")
-    if unknown := [layer for layer in indices if not EMBEDDING_LAYER <= layer < count]:
+    if unknown := [layer for layer in indices if layer < EMBEDDING_LAYER or (count is not None and layer >= count)]:
+        choices = "from 0 on" if count is None else f"from 0 to {count - 1}"
         raise UserError(
-            f"layers: this model has no layer {unknown[0]}; choose from 0 to {count - 1}, or {EMBEDDING_LAYER} for the "
-            "embeddings"
+            f"layers: this model has no layer {unknown[0]}; choose {choices}, or {EMBEDDING_LAYER} for the embeddings"
         )
     return frozenset(indices)
 

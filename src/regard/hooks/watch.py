@@ -26,7 +26,7 @@ from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.layer_copies import split_samples
 from regard.hooks.modalities import RootTokens, TokenModalities, describe_one_modality
-from regard.hooks.modules import attention_kind, num_blocks
+from regard.hooks.modules import attention_kind, may_loop, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
 from regard.hooks.parts import select_stacks
@@ -74,7 +74,11 @@ class Watch(Observer, Readings):
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks, located = select_stacks(model, part)
         self._root = RootTokens(model, [stack.module for stack in stacks])
-        self._layers = None if layers is None else check_layers(layers, max(map(num_blocks, stacks)))
+        self._is_counted = not any(may_loop(stack.module) for stack in stacks)
+        count = max(map(num_blocks, stacks)) if self._is_counted else None
+        self._layers = None if layers is None else check_layers(layers, count)
+        self._last_layer = -1
+        """The last layer of any forward so far."""
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
         self.stacks = {stack.path: Sequences(stack, needing_whole_rows(statistics)) for stack in stacks}
@@ -136,6 +140,8 @@ class Watch(Observer, Readings):
                     self._take(name, partial(statistic.add_later, layers))
 
     def _check_attention(self) -> None:
+        if self._layers is not None and not self._is_counted and self._last_layer >= 0:
+            check_layers(self._layers, self._last_layer + 1)
         names = [name for name in self.statistics if name not in self._of_hidden]
         check_attending(self._layers, self._layers_with_attention, names)
 
@@ -199,7 +205,9 @@ class Watch(Observer, Readings):
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
             hidden = output[0] if isinstance(output, (tuple, list)) and output else output
-            self._add_hidden(sequences, sequences.counter.leave(hidden), as_hidden(hidden))
+            layer = sequences.counter.leave(hidden)
+            self._last_layer = max(self._last_layer, layer)
+            self._add_hidden(sequences, layer, as_hidden(hidden))
 
     def _add_embeddings(self, sequences: Sequences) -> None:
         """Add what the first block has read, at the first attention call of a forward."""

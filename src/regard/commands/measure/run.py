@@ -40,7 +40,7 @@ from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
 from regard.hooks.layers import eval_no_grad
 from regard.hooks.modalities import describe_one_modality
-from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside
+from regard.hooks.modules import LAYER_COUNT_FIELDS, find_outside, may_loop
 from regard.hooks.off_loaded import first_device
 from regard.hooks.perturbation import PairedSpread
 from regard.hooks.split_weights import is_sharded
@@ -277,7 +277,9 @@ def _run_batches(
 
 
 def _num_layers(model: Any) -> int | None:
-    """Return the number of layers of a model's longest stack; None if its configuration does not have it."""
+    """Return the number of layers of a model's longest stack; None if its configuration does not say it."""
+    if may_loop(model):
+        return None
     config = model.config.get_text_config()
     counts = [count for name in LAYER_COUNT_FIELDS if isinstance(count := getattr(config, name, None), int)]
     return max(counts, default=None)
