@@ -1,7 +1,7 @@
 """What a task costs: seconds, floating-point operations, memory, and what is kept of it."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -184,5 +184,14 @@ def measure_memory(learner: Learner, method: Method) -> Row:
     state = method.state
     kept = [*state.tensors.values(), *learner.network.kept_tensors()]
     tensors = sum(value.numel() * value.element_size() for value in kept)
-    texts = sum(4 * learner.length(item) + 4 for item in state.examples)
-    return {"memory_bytes": tensors + texts, "memory_examples": len(state.examples)}
+    rows = sum(4 * learner.length(item) + 4 for item in state.examples)
+    return {"memory_bytes": tensors + rows + _count_text(state.values), "memory_examples": len(state.examples)}
+
+
+def _count_text(value: Any) -> int:
+    """Return the bytes of the texts among values of JSON in UTF-8, without names; counters do not matter."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, Mapping):
+        return _count_text(list(value.values()))
+    return sum(map(_count_text, value)) if isinstance(value, Sequence) else 0

@@ -84,7 +84,7 @@ def _measure_weights(learner: Learner, method: Method, task: int, max_rows: int)
     mean = shares.mean(0).tolist()
     values: list[GateValue] = [("weight", adapter + 1, value) for adapter, value in enumerate(mean)]
     values.append(("own_adapter_weight", own_adapter + 1, mean[own_adapter]))
-    values.append(("entropy", None, float(-(shares * scores.log_softmax(-1)).sum(-1).mean())))
+    values.append(("entropy", None, 0.0 - float((shares * scores.log_softmax(-1)).sum(-1).mean())))  # never -0.0
     target = method.state.tensors.get(f"{TARGET}{own_adapter}")
     if target is not None:
         values.append(("reflection", None, float(divergence(target.to(scores), scores))))

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.costs import measure_memory
 from regard.continual.learner import Learner
 from regard.continual.methods.lfpt5 import (
     GENERATED,
@@ -220,6 +221,8 @@ def test_the_prompt_writes_rows_of_a_task(kind: Kind, monkeypatch: pytest.Monkey
     assert list(answers) == ["a cat"]  # nothing of the task is answered with "a red"
     assert (asked["do_sample"], asked["top_k"], asked["repetition_penalty"]) == (True, 5, 1.0)
     assert torch.equal(method.state.tensors[PROMPT], learner.network_as(Lfpt5Network).pool.prompts.prompt(0))
+    texts = len(b"animals : cat say :") + len(b"a cat")
+    assert measure_memory(learner, method) == {"memory_bytes": 8 * 3 * 16 + texts, "memory_examples": 0}
 
 
 @pytest.mark.exhaustive

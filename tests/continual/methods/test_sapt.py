@@ -339,6 +339,7 @@ def test_a_single_adapter_has_all_of_the_weight() -> None:
     found = {row["statistic"]: row["value"] for row in measure_gate(learner, method, 1, rows=6)}
     with learner.network_as(SaptNetwork).use_only(0):
         assert found["own_adapter_score"] == found["routed_score"] == score_task(learner, 0, tasks_trained=1).til
+    assert (found["own_adapter_weight"], str(found["entropy"])) == (1.0, "0.0")  # and not -0.0
 
 
 def test_a_method_without_a_gate_has_nothing_to_look_at() -> None:
