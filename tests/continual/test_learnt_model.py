@@ -182,3 +182,38 @@ def test_the_card_is_one_that_the_hub_takes(base: str, begins: str, title: str) 
     assert title in card
     assert "/home" not in card
     assert "| 1 | a/b | x / y, two lines | 50.0 |" in card
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "method, prompts, asked",
+    [
+        ("finetune", [[], []], '["a text"])'),
+        ("progprompt", [[], []], '["a text"], task="b \\"c\\"")'),
+        ("sapt", [["Add. ", " ="], ["Name it. ", " ="]], '["a text"], task="b \\"c\\"")'),
+        ("sapt", [["", " ="], ["", " ="]], '["a text"])'),
+        ("progprompt", [[]], '["a text"])'),
+    ],
+)
+def test_the_lines_of_the_card_name_a_task_where_predict_has_to_be_told_one(
+    method: str, prompts: list[list[str]], asked: str
+) -> None:
+    tasks = [
+        {"name": name, "labels": [], **({"prompt": prompt} if prompt else {})}
+        for name, prompt in zip(("a", 'b "c"'), prompts, strict=False)
+    ]
+    lineage = {"base": "m", "sha256": "0" * 64, "tasks": tasks, "length": 8}
+    assert f"model.predict({asked}\n" in describe_learnt_model(
+        {**lineage, "method": {"name": method, "settings": {}}}, {}
+    )
+
+
+def test_a_model_is_used_without_the_file_of_its_method(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from regard.continual.method import Method\n\n\nclass Mine(Method):\n    pass\n")
+    fields: dict[str, Any] = {**FIELDS, "diagnostic_samples": 0}
+    found = learn(stream(), f"{file}:Mine", loaded(), seeds=[1], work_dir=tmp_path / "work", **fields)
+    folder = rollback(found.save(tmp_path / "run"), 2, tmp_path / "model", model=loaded())
+    file.unlink()
+    model = regard.LearntModel.from_pretrained(folder)
+    assert model.predict(["a cat"])[0] in model.labels()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,9 +110,9 @@ class LearntModel:
         if isinstance(texts, str):
             raise UserError(f"texts: expected a list of texts, got one text, {texts[:40]!r}")
         names = [str(one["name"]) for one in self.lineage["tasks"]]
-        method = self.lineage["method"]["name"]
-        if task is None and not method_named(method).incremental:
+        if task is None and not _is_incremental(self.lineage):
             if len(names) > 1:
+                method = self.lineage["method"]["name"]
                 raise UserError(f"task: expected one of {', '.join(names)}, which {method} has to be told; got none")
             task = names[0]
         rows = _read_rows(texts)
@@ -188,6 +189,18 @@ class LearntModel:
         return answers
 
 
+def _is_incremental(lineage: Mapping[str, Any]) -> bool:
+    """Return whether the method tells tasks apart; where the lineage does not say it, the method's class does."""
+    method = lineage["method"]
+    return bool(method["incremental"] if "incremental" in method else method_named(method["name"]).incremental)
+
+
+def _needs_task(lineage: Mapping[str, Any]) -> bool:
+    """Return whether `predict` has to be told the task of inputs."""
+    prompts = {tuple(task.get("prompt", ("", ""))) for task in lineage["tasks"]}
+    return len(prompts) > 1 or (len(lineage["tasks"]) > 1 and not _is_incremental(lineage))
+
+
 def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float]) -> str:
     """Return the model card: what it is, what it has learnt, and how it is loaded.
 
@@ -197,6 +210,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     """
     base, method, tasks = lineage["base"], lineage["method"]["name"], lineage["tasks"]
     name = public_name(base)
+    of_task = f", task={json.dumps(tasks[-1]['name'], ensure_ascii=False)}" if _needs_task(lineage) else ""
     settings = " ".join(f"{key}={value}" for key, value in sorted(lineage["method"]["settings"].items()))
     rows = []
     for number, task in enumerate(tasks, 1):
@@ -225,7 +239,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             "```python",
             "import regard",
             'model = regard.LearntModel.from_pretrained("FOLDER")',
-            'model.predict(["a text"])',
+            f'model.predict(["a text"]{of_task})',
             "```",
             "",
             f"FOLDER is this folder or its name on the hub. It needs {INSTALL}.",

@@ -134,7 +134,8 @@ def rebuild_network(folder: Path, tasks_trained: int, loaded: Loaded) -> tuple[N
     network = build_network(classifier, metadata["method"], tasks=len(tasks), seed=metadata["seed"])
     load_tensors(network, read_deltas(folder, tasks_trained))
     tasks_learned = _select_learned_tasks(tasks, tasks_trained, metadata["method"]["name"])
-    classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": metadata["method"]}
+    method = {**metadata["method"], "incremental": method_named(metadata["method"]["name"]).incremental}
+    classifier.config.lineage = {**metadata["base"], "tasks": tasks_learned, "method": method}
     return network.eval(), metadata
 
 
