@@ -148,6 +148,17 @@ def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) 
     assert message_of("ner", tmp_path) == f"{expected}{tmp_path / 'train.txt'}, line 1, got 'Ada'"
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("before,told", [("", "no word"), ("a O\n", "O"), ("a B-X\n", "B-X"), ("a B-Y\n\n", "no word")])
+def test_a_tag_within_an_entity_that_did_not_begin_is_refused(before: str, told: str, tmp_path: Path) -> None:
+    """It was taken as the beginning of an entity, which no scheme calls M."""
+    for name in ("train.txt", "dev.txt"):
+        write(tmp_path / name, f"{before}b M-Y\nc E-Y\n")
+    line = before.count("\n") + 1
+    expected = f"task: expected M- (of BMES, within an entity) behind B- or M- of its type in {tmp_path / 'train.txt'}"
+    assert message_of("ner", tmp_path) == f"{expected}, line {line}, got 'M-Y' behind {told}"
+
+
 def test_running_text(tmp_path: Path) -> None:
     write(tmp_path / "wikitext-2-raw/wiki.train.raw", " \n = Title = \r \n One . \r\n Two . ")
     write(tmp_path / "wikitext-2-raw/wiki.valid.raw", " Three . \n")

@@ -1027,6 +1027,29 @@ def test_two_files_of_a_task_that_number_their_classes_otherwise_are_refused(tmp
     assert str(error.value) == f"task: expected classes numbered in one order, got {told}"
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("written", [("good", "bad"), ("0", "1"), ("0.0", "1.0")])
+@pytest.mark.parametrize("named", ["train", "test"])
+def test_a_table_beside_one_with_names_of_classes_has_names_or_numbers(
+    named: str, written: tuple[str, str], tmp_path: Path
+) -> None:
+    """`write_classes` numbers its texts, so that the class of each is known."""
+    numbers = [0, 1, 1, 0, 1]
+    parquet = write_classes(tmp_path / "named.parquet", numbers, ["good", "bad"])
+    other = tmp_path / "other.csv"
+    other.write_text("text,label\n" + "".join(f"other {at},{written[at % 2]}\n" for at in range(4)))
+    train, validation = (parquet, other) if named == "train" else (other, parquet)
+    task = read_task(str(train), validation=str(validation))
+    assert sorted(task.labels) == ["bad", "good"]
+    of_parquet, of_other = (task.train, task.validation) if named == "train" else (task.validation, task.train)
+    names = [[task.labels[cast(int, label)] for label in part.labels] for part in (of_parquet, of_other)]
+    assert names == [["good", "bad", "bad", "good", "bad"], ["good", "bad"] * 2]
+    other.write_text("text,label\nx,great\ny,good\nz,bad\n")
+    if named == "train":
+        with pytest.raises(UserError, match=r"other.csv, line 2; got 'great'$"):
+            read_task(str(train), validation=str(validation))
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_task_has_no_class_of_two_names(tmp_path: Path) -> None:
     """Names of the file beside are of whole numbers alone, as 1 is beside 1.0; names that are numbers name none."""

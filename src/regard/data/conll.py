@@ -20,7 +20,7 @@ def read_conll(path: Path, task: str) -> Table:
     Blank lines end sentences; -DOCSTART- lines are skipped.
 
     Raises:
-        UserError: Lines differ in their columns, or a tag of an entity is of no scheme.
+        UserError: Lines differ in their columns, or a tag of an entity is of no scheme, or within none (M-).
     """
     rows: list[TableRow] = []
     words: list[str] = []
@@ -37,19 +37,22 @@ def read_conll(path: Path, task: str) -> Table:
                 raise UserError(f"task: expected {names} in {path}, line {number}, got {num_columns}")
             first_line = first_line or number
             words.append(fields[0])
-            tags.append(fields[1] if task == "pos" else _read_entity_tag(fields[-1], path, number))
+            tags.append(fields[1] if task == "pos" else _read_entity_tag(fields[-1], tags, path, number))
         elif words:
             rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), first_line))
             words, tags, first_line = [], [], 0
     return Table(str(path), tuple(rows))
 
 
-def _read_entity_tag(tag: str, path: Path, number: int) -> str:
-    """Return a tag of an entity as B-, I- or O."""
+def _read_entity_tag(tag: str, before: Sequence[str], path: Path, number: int) -> str:
+    """Return a tag of an entity as B-, I- or O; `before` are those of the sentence so far."""
     bio = _TO_BIO[tag[0]] + tag[1:] if tag[:1] in _TO_BIO and tag[1:2] == "-" else tag
     if not _ENTITY_TAG.fullmatch(bio):
         expected = "an entity's tag (O, B-, I-, or E-, S-, M-, L-, U- with a type) in the last column"
         raise UserError(f"task: expected {expected} of {path}, line {number}, got {tag!r}")
+    if tag.startswith("M-") and (not before or before[-1][1:] != tag[1:]):
+        expected = f"M- (of BMES, within an entity) behind B- or M- of its type in {path}, line {number}"
+        raise UserError(f"task: expected {expected}, got {tag!r} behind {before[-1] if before else 'no word'}")
     return bio
 
 

@@ -175,17 +175,20 @@ def read_task(
         *splits, source = _read_published(name, spec, None if folder is None else Path(folder))
         metric = spec.metric
     labels, indices = _index_labels(spec.labels if spec else None, splits[0])
+    named = _name_labels(labels, class_names, name)
     if spec is None:
         check_choice("metric", metric, TABLE_METRICS)
         if metric == "f1" and len(labels) != 2:
             raise UserError(f"metric: expected two classes for f1, got {len(labels)}")
+    indices |= {label: index for index, label in enumerate(named)}
     train, held_out = (
-        _sample(_to_examples(table, indices), rows and rows[number], kind, seed) for number, table in enumerate(splits)
+        _sample(_to_examples(table, indices, class_names), rows and rows[number], kind, seed)
+        for number, table in enumerate(splits)
     )
     return Task(
         name=name if spec else Path(name).name,
         kind=kind,
-        labels=_name_labels(labels, class_names, name),
+        labels=named,
         metric=metric,
         train=train,
         validation=held_out,
@@ -348,13 +351,16 @@ def _sort_key(name: str) -> tuple[bool, bool, int, str]:
     return name != "O", not is_integer, int(name) if is_integer else 0, name
 
 
-def _to_examples(table: tables.Table, indices: Mapping[str, int]) -> Examples:
+def _to_examples(table: tables.Table, indices: Mapping[str, int], class_names: Sequence[str] = ()) -> Examples:
+    """Return rows with the indices of their labels, which may be written as numbers of classes that have names."""
     texts = tuple(row.texts for row in table.rows)
     if table.rows[0].label is None:
         return Examples(texts=texts, labels=())
     labels: list[int | tuple[int, ...]] = []
     for row in table.rows:
         names = _split_label(row)
+        if class_names and names[0] not in indices:
+            names = (str(name_class(names[0], class_names, table.locate(row), tables.TASK)),)
         unknown = [name for name in names if name not in indices]
         if unknown:
             allowed = ", ".join(list(indices)[:12]) + (", …" if len(indices) > 12 else "")
