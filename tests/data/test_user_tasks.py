@@ -1006,6 +1006,31 @@ def test_a_number_beyond_the_names_of_classes_is_refused(tmp_path: Path) -> None
             read(str(path))
 
 
+def test_blanks_around_the_names_of_columns_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "blanks.csv"
+    path.write_text("task, text, label\na, hello, x\n")
+    found = f"expected the column 'text' in {path}, line 2, found task,  text,  label"
+    for read, option in ((read_stream, "stream"), (read_task, "task")):
+        with pytest.raises(UserError) as error:
+            read(str(path))
+        assert str(error.value) == f"{option}: {found}; take the blanks around ' text' out of the line of names"
+
+
+def test_labels_beside_answers_are_not_read(tmp_path: Path) -> None:
+    """Text to text, a number without a name is nobody's label; without answers labels are written."""
+    path = write_classes(tmp_path / "beyond.parquet", [0, 1, 2, 1] * 5, ["good", "bad"])
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.append_column("answer", [[f"so {at}" for at in range(20)]]), path)
+    with pytest.warns(UserWarning, match="no column 'task'"):
+        (task,) = read_stream(path, task_type="generation", max_eval_samples=None).tasks
+    assert isinstance(task, TextTask)
+    answers = [answers for part in (task.train, task.dev, task.test) for answers in part.targets]
+    assert sorted(answers) == sorted((f"so {at}",) for at in range(20))
+    pyarrow.parquet.write_table(table, path)
+    with pytest.raises(UserError, match="expected the number of a class with a name, 0 to 1"):
+        read_stream(path, task_type="generation")
+
+
 def test_a_table_of_classes_that_have_names_keeps_their_order(tmp_path: Path) -> None:
     """The second class is the one that F1 is of, whatever the names."""
     path = write_classes(tmp_path / "named.parquet", [0, 1, 1, 0, 1] * 4, ["quiet", "loud"])

@@ -137,6 +137,8 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
     if missing := [name for name in required if name not in names]:
         columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
         hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
+        if blank := next((name for name in names if name != missing[0] == str(name).strip()), None):
+            hint = f"; take the blanks around {blank!r} out of the line of names"
         hint = separator_hint(names, find_table_suffix(location.rpartition(", ")[0])) or hint
         if {"messages", "conversations", "conversation"}.intersection(names):
             form = "text in a column 'prompt', and the answer in 'answer'" if option == STREAM else "text first"

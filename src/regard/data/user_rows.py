@@ -87,15 +87,18 @@ def _warn_of_unread_answers(records: Sequence[Record], answer: str | None, names
         warn_user(f"stream: {name}: {what}, not from {' or '.join(map(repr, unread))}; delete or rename it")
 
 
-def read_located(path: Path, names: Sequence[str] | None = None) -> list[Record]:
+def read_located(path: Path, task_type: TaskType | None = None, names: Sequence[str] | None = None) -> list[Record]:
     """Read the rows of a table, at least one, each with its place. Raises UserError.
 
-    `names` are those of its classes by number; by default the file's own.
+    `names` are those of its classes by number; by default the file's own. Labels beside answers, which text-to-text
+    tasks do not read, stay as they are.
     """
     unit = tables.row_unit(path)
     names = read_class_names(path, LABEL) if names is None else names
-    named = list(name_classes(tables.read_records(path, tables.STREAM), path, LABEL, names, tables.STREAM))
-    records = blank_no_numbers(named, "label", path, tables.STREAM)
+    records = list(tables.read_records(path, tables.STREAM))
+    if not (task_type == "generation" and any(not values.keys().isdisjoint(ANSWER) for _, values in records)):
+        named = list(name_classes(iter(records), path, LABEL, names, tables.STREAM))
+        records = blank_no_numbers(named, LABEL, path, tables.STREAM)
     rows = [Record(values, f"{path}, {unit} {number}") for number, values in records]
     if not rows:
         raise UserError(f"stream: expected rows in {path}, found none")

@@ -69,7 +69,7 @@ def read_user_tasks(
     """
     if path.is_dir():
         return _read_folder(path, task_type, missing_values)
-    every = read_located(path)
+    every = read_located(path, task_type)
     columns = find_columns(every, task_type, str(path))
     has_splits = any("split" in record.values for record in every)
     places = [_place_record(record, has_splits) for record in every]
@@ -186,7 +186,7 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         instead = f"put {splits} into {path}/TASK" if splits else "there is none"
         raise UserError(f"stream: expected a folder for each task, with train and test, in {path}; {instead}")
     records = {
-        file: read_located(file, names)
+        file: read_located(file, task_type, names)
         for files in files_by_task.values()
         for file, names in read_names_by_file(list(files.values()), LABEL).items()
     }
