@@ -183,6 +183,7 @@ class Method:
         trains_adapters: Whether it trains adapters, of a frozen model: they want a higher learning rate.
         restores_other_classes: Whether training a task leaves what the head has of other tasks' classes as it was.
         can_continue: Whether a finished run can go on with more classes: not if what it keeps has a place for each.
+        plans_ahead: Whether what it does of a task depends on how many tasks there are: then no run can go on either.
         allows_label_head: Whether it does without weights in the head, as that of the labels' words has none.
         source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
     """
@@ -196,6 +197,7 @@ class Method:
     trains_adapters: ClassVar[bool] = False
     restores_other_classes: ClassVar[bool] = False
     can_continue: ClassVar[bool] = True
+    plans_ahead: ClassVar[bool] = False
     allows_label_head: ClassVar[bool] = True
     source_sha256: ClassVar[str] = ""
 

@@ -9,16 +9,25 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from regard.commands.learn.result import LearnResult
 from regard.commands.learn.run import learn
+from regard.continual.earlier_tasks import KEPT, KEPT_TENSORS
 from regard.continual.methods import METHODS
+from regard.continual.models import read_deltas
+from regard.continual.pseudo import generator
+from regard.continual.pseudo.parsing import INPUT_MARK
+from regard.continual.text_learner import TextLearner
 from regard.data.stream import Stream
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.commands.learn.marks import READS_ENGLISH
 from tests.continual import small_text_tasks
-from tests.continual.small_tasks import loaded, stream
+from tests.continual.pseudo import small_pseudo
+from tests.continual.small_tasks import learnt_router, loaded, stream
 from tests.continual.together import SMALL, TEXTS_ALONE
 
 pytestmark = READS_ENGLISH
@@ -61,7 +70,12 @@ OTHER_RANDOM = {"prescale"}
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "method", sorted(name for name, kind in METHODS.items() if kind.can_continue and name not in OTHER_RANDOM)
+    "method",
+    sorted(
+        name
+        for name, kind in METHODS.items()
+        if kind.can_continue and not kind.plans_ahead and name not in OTHER_RANDOM
+    ),
 )
 def test_a_run_that_goes_on_gives_what_one_over_all_tasks_gives(method: str, tmp_path: Path) -> None:
     """To rounding: products with more classes are rounded otherwise, so weights are not compared bit by bit."""
@@ -129,6 +143,65 @@ def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> 
     run_over(first(stream(4), 1), tmp_path / "part", "ewc")
     with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):
         run_over(stream(4), tmp_path / "more", after=tmp_path / "part" / "run")
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("method", ["gainlora", "inflora", "osf"])
+def test_what_depends_on_the_number_of_tasks_is_not_gone_on_with(method: str, tmp_path: Path) -> None:
+    """They learnt the first tasks as some of fewer, not as a run over all does."""
+    assert METHODS[method].plans_ahead
+    run_over(first(stream(4), 2), tmp_path / "part", method, seeds=[1], num_epochs=1)
+    with pytest.raises(UserError, match=rf"^continue: {method} treats each task by how many there are, and cannot go"):
+        run_over(stream(4), tmp_path / "more", after=tmp_path / "part" / "run")
+
+
+def test_more_rows_than_a_longer_run_keeps_of_a_task_are_not_gone_on_with(tmp_path: Path) -> None:
+    """Of four rows two tasks keep two each, three keep one each."""
+    fixed = ("memory_size=4", "memory_fraction=0.5", *settings("idbr"))
+    run_over(first(stream(4), 2), tmp_path / "part", "idbr", seeds=[1], num_epochs=1, set=fixed)
+    expected = "^continue: expected at most 1 examples of a task, as 3 tasks have, in the run that goes on, got 2"
+    with pytest.raises(UserError, match=expected):
+        run_over(first(stream(4), 3), tmp_path / "more", after=tmp_path / "part" / "run")
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("method", ["sapt", "lfpt5"])
+def test_what_a_last_task_was_to_write_is_written_when_the_run_goes_on(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes after the last task, so it keeps nothing; texts, and then weights, are those of one run."""
+
+    def write(_: Any, __: Any, count: int, **___: Any) -> list[str]:
+        mark = INPUT_MARK if method == "sapt" else "quick"
+        return [f"the {mark} {number}" for number in torch.randint(99, (count,)).tolist()]
+
+    monkeypatch.setattr(generator, "_train", lambda *_: None)
+    monkeypatch.setattr(TextLearner, "sample_texts", write)
+    texts = small_pseudo.tasks(3) if method == "sapt" else small_text_tasks.stream(2)
+    free = replace(texts, tasks=tuple(replace(task, metric="rouge-l") for task in texts.tasks))
+    config = learnt_router(reflection="generated", memory_size=2, r=2, router_warmup_steps=3)
+    config = config if method == "sapt" else {"separator": "quick", "num_virtual_tokens": 3, "pseudo_fraction": 0.5}
+    options = {**OPTIONS, "method": method, "set": tuple(f"{name}={value}" for name, value in config.items())}
+    options |= {"seeds": [1], "num_epochs": 1}
+
+    def learn_texts(count: int, name: str, **options: Any) -> Path:
+        result = learn(first(free, count), model=small_pseudo.writer(), work_dir=tmp_path / name / "work", **options)
+        result.save(tmp_path / name / "run")
+        return tmp_path / name / "run"
+
+    whole, two = learn_texts(3, "whole", **options), learn_texts(2, "two", **options)
+    part = learn_texts(3, "part", after=two)
+    kept, expected = (next((folder / "models").iterdir()) for folder in (part, whole))
+    assert_same(load_file(kept / KEPT_TENSORS), load_file(expected / KEPT_TENSORS))
+    assert_same(read_deltas(kept, 3), read_deltas(expected, 3))
+    values = [json.loads((folder / KEPT).read_text(encoding="utf-8"))["values"] for folder in (kept, expected)]
+    assert values[0] == values[1] != {}
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
 
 
 @pytest.mark.sample(1)

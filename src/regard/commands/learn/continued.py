@@ -114,6 +114,9 @@ class FinishedRun:
             raise UserError(
                 f"continue: {config.method} keeps values for each class of a run, and cannot go on with more"
             )
+        if method_named(config.method).plans_ahead:
+            problem = f"{config.method} treats each task by how many there are, and cannot go on with more"
+            raise UserError(f"continue: {problem}; learn all tasks from the start")
         run = self.choices(config.label, config.seed)
         folder = self.folder / MODELS / run["key"]
         if not (folder / KEPT).is_file():

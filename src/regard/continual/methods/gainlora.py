@@ -139,6 +139,7 @@ class GainLora(LoraMethod):
 
     Config = GainLoraConfig
     Network = GainNetwork
+    plans_ahead = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(GainNetwork)

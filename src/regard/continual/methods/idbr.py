@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -164,6 +165,10 @@ class Idbr(method.Method):
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
+        kept = max(Counter(item.task for item in self.state.examples).values(), default=0)
+        if kept > memory // tasks:  # by a finished run of fewer tasks
+            expected = f"expected at most {memory // tasks} examples of a task, as {tasks} tasks have, in the run"
+            raise UserError(f"continue: {expected} that goes on, got {kept}; learn all tasks from the start")
         items = [*learner.items(task), *self.state.examples] if task else []
         network = learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():

@@ -59,6 +59,7 @@ class InfLora(IncrementalLora):
     """
 
     Config = InfLoraConfig
+    plans_ahead = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)

@@ -99,6 +99,8 @@ class Lfpt5(PromptMethod):
 
     def before_task(self, learner: Learner, task: int) -> None:
         check_prompt_room(learner, self.config.num_virtual_tokens)
+        if len(self.state.values.get(GENERATED, [])) < task:  # a finished run goes on, whose last task kept nothing
+            self._keep_rows(learner, task - 1)
         learner.network_as(Lfpt5Network).start_adapter(0)
         text_learner, self.old = cast(TextLearner, learner), list[_Row]()
         self.new = self._encode_rows(text_learner, task, cast(TextPairs, learner.stream.tasks[task].split("train")))
@@ -137,10 +139,13 @@ class Lfpt5(PromptMethod):
         return divergence(previous, logits, inputs["labels"])
 
     def after_task(self, learner: Learner, task: int) -> None:
-        if task + 1 == len(learner.stream):
-            return
+        if task + 1 < len(learner.stream):
+            self._keep_rows(learner, task)
+
+    def _keep_rows(self, learner: Learner, trained: int) -> None:
+        """Keep the prompt as it is after a task, and what it writes of this and earlier tasks."""
         self.state.tensors[PROMPT] = learner.network_as(Lfpt5Network).pool.prompts.prompt(0).detach().clone()
-        samples = [self._generate_rows(cast(TextLearner, learner), index) for index in range(task + 1)]
+        samples = [self._generate_rows(cast(TextLearner, learner), index, trained) for index in range(trained + 1)]
         self.state.values[GENERATED] = [list(map(list, zip(*pairs, strict=True))) for pairs in samples]
 
     def pseudo_inputs(self, task: int) -> tuple[str, ...] | None:
@@ -148,7 +153,7 @@ class Lfpt5(PromptMethod):
         generated = self.state.values.get(GENERATED, [])
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
-    def _generate_rows(self, learner: TextLearner, task: int) -> list[tuple[str, str]]:
+    def _generate_rows(self, learner: TextLearner, task: int, trained: int) -> list[tuple[str, str]]:
         count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
         if not count:
             return []
@@ -160,7 +165,7 @@ class Lfpt5(PromptMethod):
         text_task = cast(TextTask, learner.stream.tasks[task])
         normalize, known = NORMALIZERS.get(text_task.metric), text_task.train.targets
         answers = {normalize(references[0]): references[0].strip() for references in known} if normalize else {}
-        with learner.sampling(learner.seed_for("written", learner.task, task)):
+        with learner.sampling(learner.seed_for("written", trained, task)):
             prompt = prompts.prompts.prompt(0)[None]
             for _ in range(_TRIES):
                 with prompts.prepend(prompt):

@@ -137,6 +137,7 @@ class Osf(method.Method):
     Config = OsfConfig
     Network = OsfNetwork
     supports_text = True
+    plans_ahead = True
 
     def before_task(self, learner: Learner, task: int) -> None:
         share = self.config.share(task, len(learner.stream))

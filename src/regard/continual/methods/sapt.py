@@ -198,6 +198,8 @@ class Sapt(method.Method):
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
         self.state.to(learner.device)
+        if self.config.reflection == "generated" and f"{TARGET}{task - 1}" in self.state.tensors:  # a run may go on
+            stored.store_inputs(learner, self.state, task - 1, self.count_stored, self.config)
 
     def place_adapter(self, learner: Learner, task: int) -> None:
         network, config = learner.network_as(SaptNetwork), self.config
@@ -291,7 +293,7 @@ class Sapt(method.Method):
             density = Density.of(vectors, config.density_rank)
             tensors[f"{MEAN}{task}"], tensors[f"{DIRECTIONS}{task}"], tensors[f"{SPREAD}{task}"] = density
         elif config.reflection == "generated":
-            stored.store_inputs(learner, self.state, task, self.count_stored(len(vectors)), config)
+            stored.store_inputs(learner, self.state, task, self.count_stored, config)
         else:
             random = torch.Generator().manual_seed(learner.seed_for("memory", task))
             tensors[f"{VECTORS}{task}"] = sample_rows(vectors, self.count_stored(len(vectors)), random)

@@ -1,7 +1,7 @@
 """Pseudo samples as a method keeps them: made or read once a task, seen by the method as query vectors."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,8 +43,16 @@ def check_pseudo_samples(learner: Learner, config: Any) -> None:
         raise UserError(f"reflection: 'generated' needs {problem}; {advice}")
 
 
-def store_inputs(learner: Learner, state: MethodState, task: int, count: int, config: Any) -> None:
-    """Store at most so many inputs that stand for a task, read from files, or (but for the last task) written."""
+def store_inputs(
+    learner: Learner, state: MethodState, task: int, count_stored: Callable[[int], int], config: Any
+) -> None:
+    """Store inputs that stand for a task, if there are none, at most so many for its rows: read from files, or written.
+
+    Of the last task none are written: a run that goes on writes them as it begins.
+    """
+    if f"{TEXTS}{task}" in state.tensors:
+        return
+    count = count_stored(len(learner.items(task)))
     if config.pseudo_samples_dir:
         texts = read_pseudo(config.pseudo_samples_dir, learner.stream.tasks[task].name)
         random = torch.Generator().manual_seed(learner.seed_for("memory", task))
