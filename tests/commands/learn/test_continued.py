@@ -64,8 +64,8 @@ def write_tables(*names: str) -> None:
             Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-OTHER_RANDOM = {"prescale"}
-"""Their dropout has a mask for each class: with more classes the random numbers are others."""
+OTHER_RANDOM = {"prescale", "ctr"}
+"""Dropout has a mask for each class, plug-ins begin with weights for each task: with more, random numbers are others."""
 
 
 @pytest.mark.sample(1)
