@@ -125,7 +125,7 @@ def compute_output(call: AttentionCall) -> Float[Tensor, "batch head query value
         return BACKENDS[select_backend(call, call.operation)](call, call.operation)
     if call.softcap is None and call.sink is None and not is_mostly_hidden(call):
         mask = _sdpa_mask(call)
-        is_causal = mask is None and call.causal and call.offset == 0 and call.query.shape[2] > 1
+        is_causal = mask is None and call.causal and call.offset == 0 and bool(call.query.shape[2] > 1)
         if mask is None and call.causal and not is_causal:
             mask = visible_mask(call)
         output = sdpa(call, mask, is_causal=is_causal)

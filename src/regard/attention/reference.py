@@ -10,6 +10,7 @@ from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, relative_positions, visible_mask
 from regard.attention.constant import constant_weights
+from regard.attention.tracing import is_exported
 from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy_distribution
 from regard.errors import UserError
 
@@ -26,10 +27,14 @@ def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
 
 def _keep_largest(logits: Tensor, keep: Tensor, operation: Operation) -> Tensor:
     """Return the mask without the keys that are not among the `top_k` largest scores of their query."""
-    if operation.top_k is None or operation.top_k >= logits.shape[-1]:
+    if operation.top_k is None:
         return keep
-    hidden = logits.detach().masked_fill(~keep, float("-inf"))
-    return keep & (hidden >= hidden.topk(operation.top_k, dim=-1).values[..., -1:])
+    hidden = longer = logits.detach().masked_fill(~keep, float("-inf"))
+    if is_exported():  # the graph serves fewer keys, too
+        longer = torch.nn.functional.pad(hidden, (0, operation.top_k), value=float("-inf"))
+    elif operation.top_k >= logits.shape[-1]:
+        return keep
+    return keep & (hidden >= longer.topk(operation.top_k, dim=-1).values[..., -1:])
 
 
 def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:

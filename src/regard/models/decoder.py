@@ -285,7 +285,7 @@ def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str
         positions = positions + 1
         positions = positions if started else torch.nn.functional.pad(positions, (1, 0))
         if start is not None and not started:
-            positions = positions.expand(len(start), -1).scatter(1, start, 0)
+            positions = positions.expand(start.shape[0], -1).scatter(1, start, 0)
     if not started:
         stream = _in_front(model.sink_token, stream, start)
     inputs = {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
@@ -298,7 +298,7 @@ _ORDER = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inp
 def _in_front(token: Tensor | None, stream: Tensor, start: Tensor | None) -> Tensor:
     """Return the embeddings with one more before column `start` of each row."""
     assert token is not None
-    longer = torch.cat([token.to(stream.dtype).expand(len(stream), 1, -1), stream], dim=1)
+    longer = torch.cat([token.to(stream.dtype).expand(stream.shape[0], 1, -1), stream], dim=1)
     if start is None:
         return longer
     columns = torch.arange(longer.shape[1], device=stream.device)

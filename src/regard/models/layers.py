@@ -186,7 +186,7 @@ class RegardAttention(nn.Module):
         """Describe the attention call; plain softmax has no operation."""
         sink = query.new_zeros(self.num_heads) if self.spec.extra == "zero" else self.sink_logit
         if context.pseudo_logits is not None:
-            sink = context.pseudo_logits.expand(len(query), -1, -1)
+            sink = context.pseudo_logits.expand(query.shape[0], -1, -1)
         learned: dict[str, Any] = {"extra_key": self.extra_key, "extra_value": self.extra_value}
         learned |= {"distance": context.distance, "slopes": context.slopes}
         operation: Operation | None = replace(self.operation, **learned)
