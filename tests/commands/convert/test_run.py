@@ -617,7 +617,7 @@ def test_the_plan_of_each_stage() -> None:
     "change, low, high, told",
     [
         (0.25, 0.125, 0.5, "The loss is still above the untouched model’s, by 0.250 [0.125, 0.500] nats a token."),
-        (-0.25, -0.5, -0.125, "The loss is below the untouched model’s, by 0.250 [0.125, 0.500] nats a token: it"),
+        (-0.25, -0.5, -0.125, "The loss is below the untouched model’s, by 0.250 [0.125, 0.500] nats a token."),
         (-0.25, -0.5, 0.5, "cannot be told: −0.250 [−0.500, 0.500] nats a token."),
         (0.01, 0.0002, 0.02, "The loss is still above the untouched model’s, by 0.0100 [0.0002, 0.0200] nats a token."),
     ],
@@ -630,6 +630,16 @@ def test_the_change_is_told_once_with_its_direction(change: float, low: float, h
     assert first.endswith("1 step of training.")
     record = {"config": {"attention": "sigmoid"}, "data": {"domains": [{"name": "a", "repeated": 0.5}]}}
     assert ledes(stages, record)[2] == "Of the held-out text, 50 % is also in the training text, word for word."
+
+
+@pytest.mark.parametrize("replaced, reason", [(0.01, ": it has learnt this text as well."), (-0.01, ".")])
+def test_training_explains_only_what_replacing_did_not_do(replaced: float, reason: str) -> None:
+    """Replacing alone may lower the loss: StableMask did, of a decoder that reads shorter texts than in training."""
+    columns = {"stage": ["untouched", "replaced", "model"], "steps": [0, 0, 5], "perplexity": [9.0, 8.0, 7.0]}
+    changes = {"change_low": [0.0, replaced - 0.002, -0.5], "change_high": [0.0, replaced + 0.002, -0.125]}
+    stages = pd.DataFrame({**columns, "change": [0.0, replaced, -0.25], **changes})
+    told = "The loss is below the untouched model’s, by 0.250 [0.125, 0.500] nats a token"
+    assert ledes(stages, {"config": {"attention": "stable-mask"}})[1].endswith(told + reason)
 
 
 def test_the_change_has_the_decimals_of_its_interval() -> None:
