@@ -128,6 +128,9 @@ def eager(of: Training, query: Tensor, key: Tensor) -> Tensor:
         scores = scores - math.log(length)
     if "slopes" in learned:
         scores = scores - learned["slopes"][:, None, None] * gap.clamp(min=0)
+    if spec.top_k is not None:
+        hidden = scores.detach().masked_fill(~see, float("-inf"))
+        see = see & (hidden >= hidden.topk(min(spec.top_k, length)).values[..., -1:])
     beside = None
     if "extra_key" in learned:
         beside = (query * learned["extra_key"][:, None]).sum(-1, keepdim=True) * WIDTH**-0.5

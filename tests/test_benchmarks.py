@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import adapters, result_table, tables, training_section, training_step
+from benchmarks import adapters, operators, result_table, tables, training_section, training_step
 from benchmarks.markdown import ResultTable
 from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.discriminant import DiscriminantRouter
+from regard.attention.spec import ATTENTIONS
 
 
 @pytest.mark.sample(1)
@@ -54,6 +55,12 @@ def test_a_benchmark_runs_and_says_what_it_measured(
         for one in figures.values():
             assert one["fastest"] <= one["seconds"] <= one["slowest"]
             assert one["time_ratio"] == pytest.approx(one["seconds"] / figures[line["reference"]]["seconds"])
+
+
+def test_the_contestants_of_every_attention_compute_the_same() -> None:
+    """A quick run leaves most of them out, and a whole one would stop at the first that differs."""
+    for spec in (*(ATTENTIONS[name] for name in operators.NAMES), *operators.MORE.values()):
+        operators.check(operators.training(spec, 1, 40))
 
 
 def test_the_page_is_made_from_the_results() -> None:
