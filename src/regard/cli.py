@@ -1,6 +1,7 @@
 """The command line: one sub-command per file, heavy imports inside."""
 
 import argparse
+import difflib
 import gc
 import io
 import math
@@ -93,6 +94,15 @@ def _is_of_system(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, OSError) or _is_of_system(error.__cause__))
 
 
+def _suggest(command: str, unknown: Sequence[str]) -> str:
+    """Return the option of a command that is nearest to the first unknown one, as ` (did you mean --samples?)`."""
+    commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
+    options = [name for name in commands.choices[command]._option_string_actions if name.startswith("--")]
+    given = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
+    nearest = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     command, resumes = "regard", False
     _write_any_sign()
@@ -104,7 +114,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         args, unknown = parser().parse_known_args(arguments)
         command, resumes = f"regard {args.command}", getattr(args, "resume", False)
         if unknown:
-            Parser(prog=command).error(f"unrecognized arguments: {' '.join(unknown)}")
+            Parser(prog=command).error(f"unrecognized arguments: {' '.join(unknown)}{_suggest(args.command, unknown)}")
         args.line = shlex.join(["regard", *map(str, sys.argv[1:] if arguments is None else arguments)])
         with _plain_warnings(args.command):
             code: int | None = COMMANDS[args.command].run(args)

@@ -181,6 +181,22 @@ def test_help_of_learn_says_what_is_learnt_with_where_nothing_is_given(regard: C
         assert said in shown
 
 
+def test_help_shows_the_default_of_every_number(regard: Callable[..., Any]) -> None:
+    for command, shown in {
+        "measure": ("--seed N seed of the choice of windows and of random weights (default: 0)",),
+        "convert": ("weight decay of AdamW (default: 0.0)", "seed of batches and dropout (default: 0)"),
+        "pretrain": ("--num-layers N layers (default: 4)", "those of nano", "no targets of the loss (default: 0)"),
+        "learn": (
+            "maximum training rows per class (laptop: 60)",
+            "epochs of full training (laptop: 3)",
+            "(laptop: 1e-4",
+        ),
+    }.items():
+        text = " ".join(regard(command, "--help").out.split())
+        for said in shown:
+            assert said in text, said
+
+
 def test_help_of_the_whole_names_the_commands(regard: Callable[..., Any]) -> None:
     ended = regard("--help")
     assert ended.code == 0
@@ -212,7 +228,7 @@ def test_the_version(regard: Callable[..., Any]) -> None:
         (["measure", "minilm", "--text"], "regard measure: argument --text: expected at least one argument"),
         (
             ["measure", "minilm", "--sample", "3"],
-            "regard measure: unrecognized arguments: --sample 3; see regard measure",
+            "regard measure: unrecognized arguments: --sample 3 (did you mean --samples?); see regard measure",
         ),
         (["compare"], "regard compare: the following arguments are required: RUN"),
         (["replace", "minilm"], "regard replace: the following arguments are required: --task"),

@@ -165,7 +165,7 @@ def test_a_tokenizer_that_does_not_belong(refused: Callable[..., str], changed: 
         (("--length", 49), "length: expected at most 48 tokens, the most this model was made for; got 49"),
         (("--length", 1), "length: expected more than the 1 special tokens of each window, got 1"),
         (("--samples", 5000), "samples: expected texts with 5000 windows of 16 tokens, found 50; ask for at most 50"),
-        (("--layer-ids", 99), "layer-ids: expected layers of this model, counted from 0; it has no 99"),
+        (("--layer-ids", 99), "layer-ids: expected layers of this model, 0 to 2; it has no 99"),
         (("--device", "abacus"), "device: expected auto, cpu, cuda, cuda:N or mps, got 'abacus'"),
         (("--dtype", "int8"), "dtype: expected auto, float32, float16, bfloat16, float64, got 'int8'"),
     ],

@@ -161,7 +161,7 @@ def _obstacle(spec: AttentionSpec) -> str | None:
 
 def _describe_allowed(others: Sequence[str] = ()) -> str:
     names = [*others, *(name for name, spec in ATTENTIONS.items() if not _obstacle(spec))]
-    return f"one of {', '.join(names)}, or an AttentionSpec of weighting, normalisation, window and their kin"
+    return f"one of {', '.join(names)}, or an AttentionSpec that changes weighting, normalisation or window"
 
 
 def check_computes_softmax(model: nn.Module, layers: Sequence[AttentionLayer]) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from regard.errors import UserError
@@ -41,13 +42,17 @@ def add_config_options(
     *,
     exclude: Collection[str] = (),
     show_defaults: bool = True,
+    scale: tuple[str, Mapping[str, Any]] = ("", MappingProxyType({})),
 ) -> None:
-    """Add a group with an option for each field of a configuration but those to exclude; see `parse_config_options`."""
+    """Add a group with an option for each field of a configuration but those to exclude; see `parse_config_options`.
+
+    `scale` has a name and values, which are shown where a field is None by default.
+    """
     group = parser.add_argument_group(f"options of {config.command}", description)
     for name, option in config.options().items():
         if name in exclude:
             continue
-        default = _format_default(option) if show_defaults else ""
+        default = _format_default(option, *scale) if show_defaults else ""
         settings: dict[str, Any] = {"dest": f"{_PREFIX}{name}", "default": argparse.SUPPRESS}
         settings["help"] = (option.help + default).replace("%", "%%")
         if option.kind is bool:
@@ -61,11 +66,15 @@ def add_config_options(
         group.add_argument(f"--{option.label}", **settings)
 
 
-def _format_default(option: Option) -> str:
-    if option.default in (None, (), False) or "default" in option.help:
+def _format_default(option: Option, scale: str = "", values: Mapping[str, Any] = MappingProxyType({})) -> str:
+    if "default" in option.help or (scale and f"{scale}:" in option.help):
         return ""
-    values = option.default if option.is_tuple else (option.default,)
-    return f" (default: {','.join(map(str, values))})"
+    if option.default is None and values.get(option.name) is not None:
+        return f" ({scale}: {values[option.name]})"
+    if option.default is None or option.default is False or option.default == ():
+        return ""
+    shown = option.default if option.is_tuple else (option.default,)
+    return f" (default: {','.join(map(str, shown))})"
 
 
 def parse_config_options(args: argparse.Namespace, config: type[Config]) -> dict[str, Any]:

@@ -48,8 +48,8 @@ class SinkMonitor(PeriodicMonitor):
 
     * `sink_rate`: Sink_1^ε in percent.
     * `sink_rate_max`, `sink_position`: Largest Sink_k^ε, and its position k from 0.
-    * `alpha_first`: Mean of α_1 over heads.
-    * `alpha_uniform`: α_1 of attention that is uniform over what each query sees: its window, the prefix, and a sink
+    * `alpha_first`: Mean of α_0 over heads.
+    * `alpha_uniform`: α_0 of attention that is uniform over what each query sees: its window, the prefix, and a sink
       beside the tokens as one more key; H_T / T of plain causal attention.
     * `norm_ratio`: Largest |h_1| / mean |h_t| of a layer.
     * `virtual_sink_rate`: Percentage of heads × samples in which a sink beside the tokens (a learned logit, a column,
@@ -112,7 +112,7 @@ class SinkMonitor(PeriodicMonitor):
         return sink_table(self.rows)
 
     def _measure(self, model: nn.Module) -> tuple[list[StatisticRow], bool, float]:
-        """Return rows of all statistics, whether there is a sink beside the tokens, and α_1 of uniform attention."""
+        """Return rows of all statistics, whether there is a sink beside the tokens, and α_0 of uniform attention."""
         device = next(model.parameters()).device
         length = self.samples.shape[1]
         observer = _VirtualSinkObserver(length)
@@ -164,7 +164,7 @@ def _mean(rows: Sequence[StatisticRow]) -> float:
 
 
 class _VirtualSinkObserver(Observer):
-    """Records whether a call has a sink beside its keys, or one more token than the sequences, and uniform α_1."""
+    """Records whether a call has a sink beside its keys, or one more token than the sequences, and uniform α_0."""
 
     def __init__(self, length: int) -> None:
         self.length, self.has_virtual_sink = length, False
@@ -172,7 +172,7 @@ class _VirtualSinkObserver(Observer):
 
     @property
     def uniform(self) -> float:
-        """Mean over heads of α_1 of attention that is uniform over the visible keys and a column beside them."""
+        """Mean over heads of α_0 of attention that is uniform over the visible keys and a column beside them."""
         heads = math.fsum(count for _, count in self._uniform.values())
         return math.fsum(alpha * count for alpha, count in self._uniform.values()) / heads
 
@@ -261,12 +261,12 @@ def sum_nll(
     return total
 
 
-ALPHA_FACTOR = 1.5  # threshold of the mean α_1, in multiples of its uniform value
+ALPHA_FACTOR = 1.5  # threshold of the mean α_0, in multiples of its uniform value
 
 
 @dataclass(frozen=True, kw_only=True)
 class Emergence:
-    """Steps at which sinks emerged, None if they did not: by sink rate, rate of the sink beside the tokens, mean α_1.
+    """Steps at which sinks emerged, None if they did not: by sink rate, rate of the sink beside the tokens, mean α_0.
 
     `rate` is the threshold of both rates, in percent.
     """

@@ -202,7 +202,9 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     )
     with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
         regard.look(model, tokenizer, words(400), megabytes=0.5, heads=("7.0",))
-    with pytest.raises(UserError, match=r"^heads: .* it has no 7\.0"):
+    with pytest.raises(
+        UserError, match=r"^heads: expected LAYER.HEAD of this model, layers 0 to 2 and heads 0 to 3; it has no 7\.0"
+    ):
         regard.look(model, tokenizer, "also where all weights fit", heads=("7.0",))
     every = tuple(f"{layer}.{head}" for layer in range(3) for head in range(4))
     with pytest.raises(UserError, match=r"^megabytes: the page would weigh") as refused:

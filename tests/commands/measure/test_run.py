@@ -431,7 +431,7 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
         ({"length": 1}, "length: expected more than the 1 special tokens of each window, got 1"),
         ({"texts": ["w1 w2"]}, "length: expected a text of at least 20 tokens, the longest found has 3"),
         ({"samples": 1000}, "samples: expected texts with 1000 windows of 20 tokens, found"),
-        ({"layer_ids": [1, 3, 99]}, "layer-ids: expected layers of this model, counted from 0; it has no 3, 99"),
+        ({"layer_ids": [1, 3, 99]}, "layer-ids: expected layers of this model, 0 to 2; it has no 3, 99"),
         (
             {"layer_ids": (-1,), "statistics": "entropy"},
             "layers: there is no attention in -1, but entropy measure it; choose from 0, 1",

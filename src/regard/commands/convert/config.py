@@ -48,11 +48,16 @@ class ConvertConfig(Config):
 
     attention: str | None = config_field(
         None,
-        "average, average-init (they learn), or an operation of `regard replace --attention`: sigmoid, linear, … "
+        "average, average-init (these are trained too), or an operation of `regard replace --attention`: "
+        "sigmoid, linear, … "
         "(default: softmax+window=64+prefix=4, or a window of half the length if that is shorter)",
     )
-    layers: tuple[int, ...] | None = config_field(None, "blocks that get it, as 0,2,5 (default: all)", minimum=0)
-    average_samples: int = config_field(200, "sequences of text that averages are of")
+    layers: tuple[int, ...] | None = config_field(
+        None, "layers that get the attention, counted from 0, such as 0,2,5 (default: all)", minimum=0
+    )
+    average_samples: int = config_field(
+        200, "sequences of text over which attention is averaged, for average and average-init"
+    )
     text: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True
     )
@@ -61,17 +66,21 @@ class ConvertConfig(Config):
     )
     layer_steps: int = config_field(200, "updates of the first stage, layer by layer (0: none)", minimum=0)
     model_steps: int = config_field(200, "updates of the second stage, end to end (0: none)", minimum=0)
-    layer_learning_rate: float = config_field(3e-3, "peak of the first stage's rate", exclusive_minimum=0)
-    model_learning_rate: float = config_field(3e-4, "peak of the second stage's rate", exclusive_minimum=0)
-    trained: Literal["all", "attention"] = config_field("all", "weights of the second stage: all or attention")
-    batch_size: int = config_field(8, "sequences an update")
-    micro_batch_size: int | None = config_field(None, "sequences a forward (default: all)")
+    layer_learning_rate: float = config_field(3e-3, "peak learning rate of the first stage", exclusive_minimum=0)
+    model_learning_rate: float = config_field(3e-4, "peak learning rate of the second stage", exclusive_minimum=0)
+    trained: Literal["all", "attention"] = config_field(
+        "all", "weights that the second stage trains: all, or attention (those of the attention modules)"
+    )
+    batch_size: int = config_field(8, "sequences per update")
+    micro_batch_size: int | None = config_field(None, "sequences per forward pass (default: all)")
     weight_decay: float = config_field(0.0, "weight decay of AdamW", minimum=0)
     max_grad_norm: float = config_field(1.0, "largest norm of the gradient", exclusive_minimum=0)
     precision: Literal["float32", "bfloat16"] = config_field("float32", "float32, or bfloat16 (autocast)")
-    seed: int = config_field(0, "of batches and dropout", minimum=0, maximum=MAX_SEED)
-    eval_steps: int = config_field(50, "steps between two looks at the validation loss")
-    eval_samples: int = config_field(100, "held-out sequences a domain", minimum=2)
+    seed: int = config_field(0, "seed of batches and dropout", minimum=0, maximum=MAX_SEED)
+    eval_steps: int = config_field(50, "steps between two measurements of the validation loss")
+    eval_samples: int = config_field(
+        100, "held-out sequences per domain (source of text) for the validation loss", minimum=2
+    )
     save_steps: int | None = config_field(100, "steps between two checkpoints")
     logging_steps: int = config_field(10, "steps between two rows of the history")
 

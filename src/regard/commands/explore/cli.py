@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", metavar="NAME", help="method, if MODEL is a run with several")
     parser.add_argument("--seed", metavar="N", help="seed, if MODEL is a run with several")
     parser.add_argument(
-        "--constants", type=Path, metavar="FILE", help="averages to put in the place of heads, as replace writes them"
+        "--constants",
+        type=Path,
+        metavar="FILE",
+        help="averages to use for heads: constants.safetensors of `regard replace`",
     )
     parser.add_argument("--length", default="256", metavar="N", help="tokens of a text that are read (default: 256)")
     parser.add_argument(

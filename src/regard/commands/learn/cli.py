@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.commands.learn.config import LearnConfig, split_methods
+from regard.commands.learn.config import SCALES, LearnConfig, split_methods
 from regard.commands.learn.progress import describe_progress
 from regard.errors import UserError
 from regard.runs.arguments import (
@@ -39,7 +39,7 @@ methods:
   references       separate (a model for each task), joint (all tasks at once)
 
 settings:
-  --set NAME=VALUE sets a field of the method. For sapt and its kin, see
+  --set NAME=VALUE sets a field of the method. For the sapt methods, see
   docs/sapt-settings.md. An unknown name prints the valid ones.
 
 examples:
@@ -56,7 +56,7 @@ With several methods, each method and seed is run in turn in one process.
 `regard sweep learn` starts a process for each.
 """
 BY_SCALE = """--scale sets the defaults of rows, lengths, batch, epochs, rates, schedule and
-precision."""
+precision; this list shows those of laptop, the default scale."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-save-models", action="store_true", help="do not save the model after each task, for rollback"
     )
-    add_config_options(parser, LearnConfig, BY_SCALE, exclude=("stream", "seed"), show_defaults=False)
+    add_config_options(parser, LearnConfig, BY_SCALE, exclude=("stream", "seed"), scale=("laptop", SCALES["laptop"]))
 
 
 def parse_config(args: argparse.Namespace) -> tuple[LearnConfig, list[int]]:

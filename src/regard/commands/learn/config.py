@@ -117,7 +117,7 @@ class LearnConfig(Config):
         "takes the label -1 for none; or refuse",
     )
     instructions: bool = config_field(
-        False, "prepend the published definition to each text, in classification; one's own are prepended anyway"
+        False, "prepend the published definition to each text, in classification; your own always are"
     )
     samples_per_class: int | None = config_field(None, "maximum training rows per class")
     max_eval_samples: int | None = config_field(None, "maximum test rows per task, and maximum dev rows")
@@ -133,7 +133,7 @@ class LearnConfig(Config):
     num_epochs: int | None = config_field(None, "epochs of full training")
     min_steps: int | None = config_field(
         None,
-        "least steps of a phase on a task's rows, which adds epochs to a task of few (laptop: 48; 0 with --num-epochs)",
+        "minimum steps of a phase on a task's rows; few rows get more epochs (laptop: 48; 0 with --num-epochs)",
         minimum=0,
     )
     max_steps: tuple[Any, ...] | None = config_field(
@@ -167,13 +167,13 @@ class LearnConfig(Config):
     references: Literal["auto", "lora", "model"] = config_field(
         "auto", "what joint and separate train: the whole model, lora, or auto (LoRA as the first method that has it)"
     )
-    set: tuple[str, ...] = config_field((), "field of the method, as NAME=VALUE", repeated=True)
+    set: tuple[str, ...] = config_field((), "settings of the methods, each as NAME=VALUE", repeated=True)
     diagnostic_samples: int = config_field(
         32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0
     )
     held_out: str | None = config_field(
         None,
-        "text for the KL divergence from the untaught model after each task: a file, or python (its documentation)",
+        "text for the KL divergence from the model before the first task: a file, or python (its documentation)",
     )
     held_out_samples: int = config_field(64, "windows of held-out text (default: 64)", minimum=1)
     evaluate: str | None = config_field(
@@ -182,7 +182,7 @@ class LearnConfig(Config):
         commas=True,
     )
     trackers: tuple[str, ...] = config_field(
-        (), "where scores go as well, as accelerate names it: tensorboard, wandb, …", repeated=True
+        (), "trackers of Accelerate that get the scores too: tensorboard, wandb, …", repeated=True
     )
     save_steps: int | None = config_field(None, "steps between checkpoints within a task (default: none)")
 

@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     arguments.add_model_options(parser)
     parser.add_argument("text", nargs="*", metavar="TEXT", help="one text, or two side by side")
-    parser.add_argument("--file", type=Path, metavar="FILE", help="a text file, in the place of TEXT")
-    parser.add_argument("--images", nargs="+", metavar="FILE", help="one image or two, in the place of TEXT")
-    parser.add_argument("--against", metavar="MODEL", help="a second model, beside the first")
+    parser.add_argument("--file", type=Path, metavar="FILE", help="a text file, instead of TEXT")
+    parser.add_argument("--images", nargs="+", metavar="FILE", help="one image or two, instead of TEXT")
+    parser.add_argument("--against", metavar="MODEL", help="a second model, shown beside the first on the same text")
     parser.add_argument(
         "--learnt", type=Path, metavar="DIR", help="adapters of sapt that `regard rollback` wrote; MODEL is their base"
     )
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="page to write (default: look-MODEL.html, with both models' names of two)",
+        help="page to write (default: look-MODEL.html, or look-MODEL-against-MODEL.html)",
     )
     parser.add_argument("--overwrite", action="store_true", help="write over FILE")
     parser.add_argument("--open", action="store_true", help="open the page in the browser")

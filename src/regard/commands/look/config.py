@@ -20,18 +20,28 @@ class LookConfig(Config):
 
     command: ClassVar[str] = "look"
 
-    length: int = config_field(2048, "tokens of a text that are read; the page says if it has more", maximum=65_535)
+    length: int = config_field(
+        2048, "largest number of tokens that are read; the page says if the text has more", maximum=65_535
+    )
     epsilon: float = config_field(
-        0.3, "a sink draws more of the attention than this", exclusive_minimum=0, exclusive_maximum=1
+        0.3,
+        "threshold of a sink: the mean attention that it gets from the queries that may see it",
+        exclusive_minimum=0,
+        exclusive_maximum=1,
     )
-    minimum_queries: int = config_field(8, "queries that must be able to see a key before it counts as a sink")
+    minimum_queries: int = config_field(8, "a key can be a sink only if at least so many queries may see it")
     heads: tuple[str, ...] = config_field(
-        (), "heads as LAYER.HEAD whose rows a long text keeps first", parser=parse_heads, syntax="heads such as 3.5,4.0"
+        (),
+        "heads, as LAYER.HEAD, that keep most detail if a long text does not fit the page",
+        parser=parse_heads,
+        syntax="heads such as 3.5,4.0",
     )
-    megabytes: float = config_field(4.8, "weight of a page; what does not fit is kept in less detail", minimum=0.3)
+    megabytes: float = config_field(
+        4.8, "size of the page in megabytes; what does not fit is kept in less detail", minimum=0.3
+    )
     prompt: str = config_field("Describe the image.", "text beside an image, for models that read both")
     part: str | None = config_field(
-        None, "path of the one part to look at, as model.language_model, if others cannot be (default: all)"
+        None, "path of one part of the model, to look at it alone, such as model.language_model (default: all)"
     )
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"

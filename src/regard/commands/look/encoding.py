@@ -91,7 +91,11 @@ def choose_detail(
     if missing := [
         f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)
     ]:
-        raise UserError(f"heads: expected heads of this model, counted from 0; it has no {', '.join(missing)}")
+        layers, heads = max(one.layer for one in shapes), max(one.heads for one in shapes) - 1
+        raise UserError(
+            f"heads: expected LAYER.HEAD of this model, layers 0 to {layers} and heads 0 to {heads}; it has no "
+            f"{', '.join(missing)}"
+        )
     entries = sum(shape.heads * shape.keys for shape in shapes)
     room = (megabytes * 1e6 - FIXED - texts) / BASE64 - 2 * num_numbers
     if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:

@@ -31,7 +31,9 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     arguments.add_model_options(parser)
-    parser.add_argument("--random-weights", action="store_true", help="the architecture with fresh weights")
+    parser.add_argument(
+        "--random-weights", action="store_true", help="measure the architecture with random weights, before training"
+    )
     parser.add_argument(
         "--text",
         nargs="+",

@@ -48,11 +48,11 @@ class MeasureConfig(Config):
 
     statistics: tuple[Any, ...] = config_field(
         ("default",),
-        "default, all, or names; dear are spectral_bound, matrix_entropy, output_rank, input_dependence, and "
-        "perturbation_spread, which is not in all: it costs one more forward",
+        "default, all, or names. Slow: spectral_bound, matrix_entropy, output_rank, input_dependence, and "
+        "perturbation_spread, which is not in all: it needs a second forward pass",
     )
     input: Literal["natural", "random", "repeated"] = config_field(
-        "natural", "natural (the text), random, or repeated tokens"
+        "natural", "tokens that are read: natural (the text), random, or repeated (one token)"
     )
     bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
     prompt: str | None = config_field(
@@ -68,13 +68,13 @@ class MeasureConfig(Config):
     epsilon: tuple[float, ...] = config_field(
         (0.3,), "thresholds of the sink rate", exclusive_minimum=0, exclusive_maximum=1, min_items=1
     )
-    minimum_queries: int = config_field(8, "queries that must be able to see a key before it counts as a sink")
+    minimum_queries: int = config_field(8, "a key can be a sink only if at least so many queries may see it")
     perturb: Literal["middle", "first"] = config_field(
         "middle", "the token that perturbation_spread replaces, among those that are not special: middle or first"
     )
     layer_ids: tuple[int, ...] | None = config_field(
         None,
-        "layers to observe, counted from 0, as 0,3,8-11 (default: all)",
+        "layers to observe, counted from 0, such as 0,3,8-11 (default: all)",
         minimum=-1,
         min_items=1,
         parser=parse_layer_ids,
@@ -82,18 +82,20 @@ class MeasureConfig(Config):
         none_word="all",
     )
     part: str | None = config_field(
-        None, "path of the one part to measure, as model.language_model, if others cannot be (default: all)"
+        None, "path of one part of the model, to measure it alone, such as model.language_model (default: all)"
     )
     positions: Literal["all", "thin", "none"] = config_field(
-        "all", "rows by position: all, thin (0 to 15, powers of two and the last), or none"
+        "all", "positions with rows in the table: all, thin (0 to 15, powers of two and the last), or none"
     )
     batch_size: int | None = config_field(
-        None, "windows, images, sounds or videos a forward (default: auto)", none_word="auto"
+        None,
+        "windows, images, sounds or videos per forward pass (default: auto; 4,096 tokens of text, one image)",
+        none_word="auto",
     )
     skip_verification: bool = config_field(
         False, "do not compare a few tokens with the model's own attention first, as is done once for each model"
     )
-    seed: int = config_field(0, "of the choice of windows and of fresh weights", minimum=0, maximum=MAX_SEED)
+    seed: int = config_field(0, "seed of the choice of windows and of random weights", minimum=0, maximum=MAX_SEED)
 
     def check(self) -> None:
         from regard.statistics import Statistic, expand_selection, statistic_factories, statistic_names

@@ -3,7 +3,7 @@
 import copy
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -285,11 +285,19 @@ def _num_layers(model: Any) -> int | None:
     return max(counts, default=None)
 
 
-def _check_layers(config: MeasureConfig, layers: Container[int | None]) -> None:
+def _check_layers(config: MeasureConfig, layers: range | set[int | None]) -> None:
     missing = [layer for layer in config.layer_ids or () if layer >= 0 and layer not in layers]
     if missing:
         names = ", ".join(map(str, missing))
-        raise UserError(f"layer-ids: expected layers of this model, counted from 0; it has no {names}")
+        raise UserError(f"layer-ids: expected layers of this model, {_list_layers(layers)}; it has no {names}")
+
+
+def _list_layers(layers: range | set[int | None]) -> str:
+    """Return the numbers of layers as 0 to 5, or one by one if some between are missing."""
+    numbers = layers if isinstance(layers, range) else sorted(layer for layer in layers if layer is not None)
+    numbers = [layer for layer in numbers if layer >= 0] if isinstance(numbers, list) else numbers
+    is_whole = len(numbers) > 1 and len(numbers) == numbers[-1] - numbers[0] + 1
+    return f"{numbers[0]} to {numbers[-1]}" if is_whole else ", ".join(map(str, numbers))
 
 
 def _check_shares(model: nn.Module, num_samples: int) -> None:

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache", metavar="DIR", help="folder of packed text (default: $REGARD_CACHE, else ~/.cache/regard)"
     )
-    add_config_options(parser, PretrainConfig, "defaults are those of NAME", show_defaults=False)
+    add_config_options(parser, PretrainConfig, "defaults are those of NAME; this list shows those of nano")
 
 
 def parse_config(args: argparse.Namespace) -> tuple[str | PretrainConfig, dict[str, Any]]:

@@ -39,8 +39,10 @@ class PretrainConfig(Config):
         "softmax", "operation, one of `regard.attention.spec.ATTENTIONS`, with changes as in softmax+top_k=4"
     )
     positions: str = config_field("rotary", "rotary, none, sinusoidal, learned, alibi, t5 or t5-bucket-number")
-    window: int | None = config_field(None, "keys that a query sees, its own included")
-    prefix: int = config_field(0, "first tokens that all see; the loss skips the first targets", minimum=0)
+    window: int | None = config_field(None, "last keys that a query sees, its own included (default: all)")
+    prefix: int = config_field(
+        0, "number of first tokens that all tokens see and that are no targets of the loss", minimum=0
+    )
     backend: str = config_field("auto", "how attention is computed: auto, or a backend by name")
     ffn: Literal["swiglu", "relu", "gelu", "swish", "reglu", "geglu"] = config_field(
         "swiglu", "swiglu, relu, gelu, swish, reglu or geglu"
@@ -64,12 +66,18 @@ class PretrainConfig(Config):
     )
     data_fraction: float = config_field(1.0, "share of the training text that is used", exclusive_minimum=0, maximum=1)
     random_tokens: tuple[int, int] | None = config_field(
-        None, "A:B, positions that hold random tokens in training", minimum=0, parser=parse_positions, syntax="A:B"
+        None,
+        "A:B, positions from A to B - 1 that hold random tokens in training (default: none)",
+        minimum=0,
+        parser=parse_positions,
+        syntax="A:B",
     )
-    fixed_token: int | None = config_field(None, "position that always holds one fixed token", minimum=0)
+    fixed_token: int | None = config_field(
+        None, "position that always holds the end-of-text token (default: none)", minimum=0
+    )
     max_steps: int = config_field(2000, "updates")
-    batch_size: int = config_field(16, "sequences an update")
-    micro_batch_size: int | None = config_field(None, "sequences a forward (default: all)")
+    batch_size: int = config_field(16, "sequences per update")
+    micro_batch_size: int | None = config_field(None, "sequences per forward pass (default: all)")
     learning_rate: float = config_field(1e-2, "peak of the learning rate", exclusive_minimum=0)
     lr_scheduler_type: Literal["constant", "cosine"] = config_field("constant", "constant or cosine, after the warm-up")
     warmup_steps: int = config_field(100, "steps of linear warm-up", minimum=0)
@@ -80,16 +88,16 @@ class PretrainConfig(Config):
     max_grad_norm: float = config_field(1.0, "largest norm of the gradient", exclusive_minimum=0)
     precision: Literal["float32", "bfloat16"] = config_field("float32", "float32, or bfloat16 (autocast)")
     compile: bool = config_field(False, "compile the model")
-    seed: int = config_field(0, "of weights, batches and all else", minimum=0, maximum=MAX_SEED)
-    eval_steps: int = config_field(100, "steps between two looks at sinks and validation loss")
-    sink_samples: int = config_field(100, "held-out sequences on which sinks are watched")
-    sink_length: int = config_field(64, "tokens of these (at most the length)", minimum=8)
+    seed: int = config_field(0, "seed of weights, batches and everything else", minimum=0, maximum=MAX_SEED)
+    eval_steps: int = config_field(100, "steps between two measurements of sinks and validation loss")
+    sink_samples: int = config_field(100, "held-out sequences on which sinks are measured")
+    sink_length: int = config_field(64, "tokens of these sequences (at most --length)", minimum=8)
     epsilon: float = config_field(0.3, "threshold of the sink rate", exclusive_minimum=0, maximum=0.999)
-    eval_samples: int = config_field(200, "held-out sequences a domain for the validation loss")
+    eval_samples: int = config_field(200, "held-out sequences per domain (source of text) for the validation loss")
     save_steps: int | None = config_field(500, "steps between two checkpoints")
     logging_steps: int = config_field(10, "steps between two rows of the history")
     trackers: tuple[str, ...] = config_field(
-        (), "where numbers go as well, as accelerate names it: tensorboard, wandb, …", repeated=True
+        (), "trackers of Accelerate that get the numbers too: tensorboard, wandb, …", repeated=True
     )
 
     def check(self) -> None:

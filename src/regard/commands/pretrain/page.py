@@ -16,7 +16,7 @@ _SINKS = (
     "On held-out text. α₀ is a head’s mean attention on the first token, at position 0; Sink₀ is the share of heads × "
     "samples whose α₀ is above ε. Gu et al. 2025, who count from 1, write α₁ and Sink₁."
 )
-_MAPS = "Mean over the watched samples, by layer and head; the slider turns to earlier steps."
+_MAPS = "Mean over the measured samples, by layer and head; the slider selects an earlier step."
 _POSITIONS = (
     "The share of heads × samples whose mean attention on a position is above ε. "
     "The last positions are means over few queries and may pass it without a sink."

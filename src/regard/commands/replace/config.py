@@ -82,7 +82,9 @@ class ReplaceConfig(Config):
         none_word="",
     )
     num_seeds: int = config_field(3, "number of probes per score")
-    scale: Literal["paper", "laptop"] = config_field("laptop", "laptop or paper")
+    scale: Literal["paper", "laptop"] = config_field(
+        "laptop", "defaults of rows, lengths, epochs and rates: laptop (minutes on two cores), or paper (all rows)"
+    )
     special_token_layout: Literal["paper", "natural"] = config_field(
         "paper", "position of special tokens: paper or natural"
     )
@@ -93,7 +95,7 @@ class ReplaceConfig(Config):
     max_eval_samples: int | None = config_field(
         None, "maximum validation examples, of lm and mlm lines (default: the scale's)"
     )
-    num_epochs: int | None = config_field(None, "epochs of fitting a probe (default: the scale's)")
+    num_epochs: int | None = config_field(None, "epochs of training a probe (default: the scale's)")
     batch_size: int | None = config_field(None, "examples per step (default: the scale's)")
     learning_rate: float | None = config_field(
         None, "learning rate of the probe (default: the scale's)", exclusive_minimum=0

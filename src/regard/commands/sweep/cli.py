@@ -105,7 +105,12 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     parser = _Parser(prog=f"regard sweep {command.name}", description=HELP, allow_abbrev=False)
     names = ", ".join(command.presets)
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {names}")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="or the settings in a file that a run has written")
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="settings of an earlier run (its folder) or of a JSON file, instead of NAME",
+    )
     parser.add_argument(
         "--vary",
         nargs="+",
@@ -117,18 +122,28 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seeds", action=OneList, metavar="A,B,…", help="seeds of each combination (default: 0 to --num-seeds - 1)"
     )
-    parser.add_argument("--num-seeds", type=int, metavar="N", help="so many seeds from 0 (default: 3)")
+    parser.add_argument("--num-seeds", type=int, metavar="N", help="number of seeds, counted from 0 (default: 3)")
     parser.add_argument("--launcher", default="local", metavar="NAME", help="local (default) or ray")
     parser.add_argument("--address", metavar="HOST:PORT", help="a Ray cluster, or auto (default: one of this machine)")
-    parser.add_argument("--workers", type=int, metavar="N", help="trials at once (default: one a core, or one a GPU)")
-    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs of a trial (default: 1 where there are; on ray 0)")
     parser.add_argument(
-        "--retries", type=int, default=2, metavar="N", help="times a trial that fails is tried again (default: 2)"
+        "--workers", type=int, metavar="N", help="trials at once (default: one per core, or one per GPU)"
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write, or to go on in")
+    parser.add_argument("--gpus", type=int, metavar="N", help="GPUs per trial (default: 1 if there is one; with ray 0)")
+    parser.add_argument(
+        "--retries", type=int, default=2, metavar="N", help="how often a failed trial is tried again (default: 2)"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="folder to write; a sweep that is there goes on"
+    )
     for name, text in command.folder_options.items():
         parser.add_argument(f"--{name}", metavar="DIR", type=Path, help=text.replace("%", "%%"))
-    add_config_options(parser, command.config, "the same for all trials", exclude=("seed",), show_defaults=False)
+    add_config_options(
+        parser,
+        command.config,
+        f"the same for all trials; defaults are shown by regard {command.name} --help",
+        exclude=("seed",),
+        show_defaults=False,
+    )
     return parser
 
 
