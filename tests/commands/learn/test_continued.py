@@ -65,7 +65,7 @@ def write_tables(*names: str) -> None:
 
 
 OTHER_RANDOM = {"prescale", "ctr"}
-"""Dropout has a mask for each class, plug-ins begin with weights for each task: with more, random numbers are others."""
+"""Dropout has a mask for each class, plug-ins have weights for each task: with more, random numbers are others."""
 
 
 @pytest.mark.sample(1)
