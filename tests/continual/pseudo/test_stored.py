@@ -78,11 +78,12 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generator, "_train", lambda *_: None)
     monkeypatch.setattr(generator, "_sample_texts", lambda _, __, count, *___: ["nothing"] * count)
-    learner, method = begun()
+    learner, method = begun(generator_repetition_penalty=1.5)
     method.before_task(learner, 0)
     method.place_adapter(learner, 0)
     told = (
-        "generator of 'animals' wrote no input in 32 samples; raise generator_steps .now 60., or set reflection=density"
+        r"generator of 'animals' wrote no input in 32 samples; raise generator_steps \(now 60\), lower "
+        r"generator_repetition_penalty \(now 1\.5; .*\), or set reflection=density"
     )
     with pytest.raises(UserError, match=told):
         method.after_task(learner, 0)
@@ -144,7 +145,9 @@ def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: 
         method.before_task(learner, 0)
 
 
-@pytest.mark.parametrize("name", ["generator_steps", "generator_batch_size", "generator_lr"])
+@pytest.mark.parametrize(
+    "name", ["generator_steps", "generator_batch_size", "generator_lr", "generator_repetition_penalty"]
+)
 def test_settings_that_cannot_be_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"{name}: expected a (whole )?number of at least"):
         SaptConfig.parse({name: -1})

@@ -44,7 +44,7 @@ CONDITIONS: Mapping[str, tuple[RequiredSetting, ...]] = {
     "memory_fraction": (_LEARNT, _REFLECTS, RequiredSetting("memory_size", ("0",))),
     "density_rank": (_LEARNT, RequiredSetting("reflection", ("density",))),
     **dict.fromkeys(
-        ("generator_steps", "generator_lr", "generator_batch_size"),
+        ("generator_steps", "generator_lr", "generator_batch_size", "generator_repetition_penalty"),
         (_LEARNT, _WRITES, RequiredSetting("pseudo_samples_dir", (EMPTY,))),
     ),
     "pseudo_samples_dir": (_LEARNT, _WRITES),
@@ -109,6 +109,7 @@ class SaptConfig(adapter_network.LoraConfig):
     generator_steps: method.PositiveInt = 5000
     generator_lr: method.NonNegative = 1e-3
     generator_batch_size: method.PositiveInt = 16
+    generator_repetition_penalty: Annotated[float, method.Range(1)] = 2.5
     pseudo_samples_dir: str = ""
     reflection_weight: method.NonNegative = 0.1
     reflection_sum: bool = False

@@ -60,12 +60,16 @@ def store_inputs(
         state.tensors[f"{TEXTS}{task}"] = pack([texts[index] for index in indices])
     elif task + 1 < len(learner.stream):
         steps, batch_size = int(config.generator_steps), int(config.generator_batch_size)
-        recipe = GeneratorTrainingConfig(steps=steps, learning_rate=config.generator_lr, batch_size=batch_size)
+        penalty = float(config.generator_repetition_penalty)
+        recipe = GeneratorTrainingConfig(
+            steps=steps, learning_rate=config.generator_lr, batch_size=batch_size, repetition_penalty=penalty
+        )
         generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
             raise UserError(
                 f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
-                f"samples; raise generator_steps (now {steps}), or set reflection=density or reflection=real"
+                f"samples; raise generator_steps (now {steps}), lower generator_repetition_penalty (now {penalty:g}; it "
+                f"counts the marks of a sample, too), or set reflection=density or reflection=real"
             )
         state.tensors[f"{TEXTS}{task}"] = pack(generated.inputs)
         counts = {"wanted": count, **{name: getattr(generated, name) for name in ("drawn", "parsed", "distinct")}}
