@@ -219,7 +219,7 @@ COST_ABOUT = (
     "Peak memory on a GPU is that of the task, including what a method prepares and what is measured before its steps. "
     "On the CPU it is the peak of the process so far, so methods of one process inherit it; regard sweep learn starts "
     "a process for each. Time covers training and the method’s work before and after it, which is also shown alone. "
-    "Scoring, diagnostics (with the gate) and saving are not in it. FLOPs and examples/s cover training steps, including "
+    "Scoring, diagnostics (with the gate) and saving are not in it. FLOPs and examples/s cover training steps, with "
     "gradient correction. "
     "Computation before an answer (mbpa++ adapts itself to each text) is in no column. Stored: what a method stores "
     "beside the model. Stored examples: rows stored unchanged; vectors, densities and texts made of rows count as "

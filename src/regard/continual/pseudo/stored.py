@@ -66,10 +66,11 @@ def store_inputs(
         )
         generated = generate_inputs(cast(TextLearner, learner), task, count, recipe)
         if not generated.inputs:
+            name, advice = learner.stream.tasks[task].name, "set reflection=density or reflection=real"
             raise UserError(
-                f"reflection: the generator of {learner.stream.tasks[task].name!r} wrote no input in {generated.drawn} "
-                f"samples; raise generator_steps (now {steps}), lower generator_repetition_penalty (now {penalty:g}; it "
-                f"counts the marks of a sample, too), or set reflection=density or reflection=real"
+                f"reflection: the generator of {name!r} wrote no input in {generated.drawn} samples; raise "
+                f"generator_steps (now {steps}), lower generator_repetition_penalty (now {penalty:g}; it counts the "
+                f"marks of a sample, too), or {advice}"
             )
         state.tensors[f"{TEXTS}{task}"] = pack(generated.inputs)
         counts = {"wanted": count, **{name: getattr(generated, name) for name in ("drawn", "parsed", "distinct")}}
