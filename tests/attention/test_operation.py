@@ -268,6 +268,18 @@ def test_the_virtual_sink_is_the_mass_on_the_column() -> None:
     torch.testing.assert_close(found["first_mass"][0, 0, :, 0], torch.tensor([1 / 3, 1 / 4], dtype=torch.float64))
 
 
+def test_what_softpick_leaves_out_of_a_row_is_no_virtual_sink() -> None:
+    """Scores log 3 and −log 2: relu(eˢ − 1) are 2 and 0 of an absolute sum of 2.5; nothing stands beside the keys."""
+    query = torch.tensor([[[[1.0], [1.0]]]], dtype=torch.float64)
+    key = torch.tensor([[[[math.log(3)], [-math.log(2)]]]], dtype=torch.float64)
+    call = AttentionCall(
+        query=query, key=key, value=key, scale=1.0, causal=True, operation=Operation(weighting="softpick")
+    )
+    found = reduce(call, ReductionRequest(names=frozenset({"row_sum", "virtual_sink_mass"})))
+    assert found["row_sum"][0, 0].tolist() == pytest.approx([1.0, 0.8])
+    assert found["virtual_sink_mass"][0, 0].tolist() == [0.0, 0.0]
+
+
 def test_weights_of_either_sign_are_measured_by_their_share_of_the_absolute_sum() -> None:
     """The last query has scores 3 and −1: shares of 3/4 and 1/4; its weights sum to 2."""
     query = torch.tensor([[[[1.0], [1.0]]]], dtype=torch.float64)
