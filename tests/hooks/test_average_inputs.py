@@ -95,8 +95,9 @@ def test_a_mask_of_pairs_stays_as_it_is() -> None:
     model = bert()
     seen = torch.tensor([[0, 1, 1], [1, 1, 0], [1, 1, 1]], dtype=torch.bool)
     mask = torch.zeros(1, 1, 3, 3).masked_fill(~seen, torch.finfo(torch.float32).min)
-    expected = torch.cat(model(torch.tensor([SHORT]), attention_mask=mask, output_attentions=True).attentions)
-    constants = regard.average_attention(model, [{"input_ids": torch.tensor([SHORT]), "attention_mask": mask}], 3)
+    inputs = {"input_ids": torch.tensor([SHORT]), "attention_mask": mask, "position_ids": torch.tensor([[3, 4, 5]])}
+    expected = torch.cat(model(**inputs, output_attentions=True).attentions)
+    constants = regard.average_attention(model, [inputs], 3)
     torch.testing.assert_close(matrices(constants, "encoder"), expected.double(), rtol=1e-4, atol=1e-5)
 
 

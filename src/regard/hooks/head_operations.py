@@ -86,7 +86,6 @@ def _with_constant(
         first_key=max(offset + queries - call.key.shape[2], 0),
         query_shift=shift,
         key_shift=shift,
-        signed=True,
     )
     return replace(call, constant=constant)
 
