@@ -207,3 +207,15 @@ def test_constants_in_double_precision_take_another_length() -> None:
     found = to_length(one(matrix.double()), 6).matrices["encoder", 0]
     assert found.dtype == torch.float64
     torch.testing.assert_close(found.float(), to_length(one(matrix), 6).matrices["encoder", 0])
+
+
+def test_keys_and_offsets_that_no_sample_has_get_nothing() -> None:
+    counts = torch.ones(6, 6, dtype=torch.int64)
+    counts[:, 0] = 0
+    counts.diagonal(-2).zero_()
+    fitted = fit_length((counts * 0.25)[None], counts, 7)[0]
+    expected = torch.full((7, 7), 0.25)
+    expected[:, 0] = 0
+    expected.diagonal(-2)[:] = 0
+    expected[:, 6] = 0.25  # a key by itself: the last one of a matrix that is not causal
+    torch.testing.assert_close(fitted, expected)

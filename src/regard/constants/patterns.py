@@ -44,7 +44,7 @@ def classify_patterns(matrices: Tensor, separators: Sequence[int] = ()) -> list[
         key: (shares[key] - uniform[key]) / (1 - uniform[key]).clamp_min(1e-12) for key in ("band", "special tokens")
     }
     band = (excess["band"] >= MIN_EXCESS) & (excess["band"] >= excess["special tokens"])
-    special = (excess["special tokens"] >= MIN_EXCESS) & ~band
+    special = excess["special tokens"] >= MIN_EXCESS  # where the band does not win
     code = torch.full_like(band, PATTERNS.index("broad"), dtype=torch.long)
     code[special] = PATTERNS.index("special tokens")
     code[band] = PATTERNS.index("diagonal")
