@@ -62,6 +62,57 @@ def test_padding_that_a_model_hides_by_itself_is_no_token() -> None:
     assert [int(lengths.loc[lengths["position"] == place, "n"].iloc[0]) for place in (6, 7)] == [2, 1]
 
 
+def small_t5() -> Any:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 2, "num_heads": 2}
+    config = tf.T5Config(**sizes)  # type: ignore[arg-type]
+    return randomised(tf.T5ForConditionalGeneration._from_config(config, attn_implementation="eager")).eval()
+
+
+def cross_sinks(model: Any, texts: list[torch.Tensor], targets: torch.Tensor) -> list[tuple[int, int, int, int]]:
+    """The layer, head, position and token of the strongest key of each head of cross-attention, by eager attention."""
+    found = []
+    for text in texts:
+        layers = model(input_ids=text, decoder_input_ids=targets, output_attentions=True).cross_attentions
+        for layer, weights in enumerate(layers):
+            places = weights[0].double().mean(1).argmax(-1).tolist()
+            found += [(layer, head, place, int(text[0, place])) for head, place in enumerate(places)]
+    return sorted(set(found))
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0, 1), (0,)])
+@torch.no_grad()
+def test_states_that_were_computed_ahead_are_those_of_their_own_text(order: tuple[int, ...]) -> None:
+    """Two texts are read before a decoder begins; each answer attends to the tokens of its own."""
+    model, drawn = small_t5(), torch.Generator().manual_seed(1)
+    texts = [torch.randint(low, low + 20, (1, 9), generator=drawn) for low in (5, 30)]
+    targets = torch.randint(5, 60, (1, 12), generator=drawn)
+    expected = cross_sinks(model, [texts[index] for index in order], targets)
+    with regard.watching(model, "sink_tokens") as watch:
+        states = [model.get_encoder()(input_ids=text) for text in texts]
+        for index in order:
+            model(encoder_outputs=states[index], decoder_input_ids=targets)
+    actual = {row[1:5] for row in watch["sink_tokens"].tokens() if row[0] == "cross"}
+    assert sorted(actual) == expected
+
+
+@torch.no_grad()
+def test_projected_states_of_one_of_several_texts_have_no_tokens() -> None:
+    """An EncoderDecoderModel projects its encoder's states where widths differ, and nobody knows whose they are."""
+    torch.manual_seed(0)
+    heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 60}
+    encoder, decoder = (tf.BertConfig(hidden_size=width, **heads) for width in (16, 32))  # type: ignore[arg-type]
+    model = tf.EncoderDecoderModel(tf.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)).eval()
+    texts, targets = [torch.arange(low, low + 9)[None] for low in (5, 30)], torch.arange(8, 20)[None]
+    for ahead, known in ((texts[:1], True), (texts, False)):
+        with regard.watching(model, "sink_tokens") as watch:
+            states = [model.get_encoder()(input_ids=text) for text in ahead]
+            model(encoder_outputs=states[0], decoder_input_ids=targets)
+        rows = [row for row in watch["sink_tokens"].tokens() if row[0] == "cross"]
+        assert rows
+        assert all(row[4] == (5 + row[3] if known else -1) for row in rows)
+
+
 @torch.no_grad()
 def test_padding_that_a_model_hides_by_itself_is_in_no_average() -> None:
     model = t5gemma()

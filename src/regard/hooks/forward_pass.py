@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from jaxtyping import Bool, Int
@@ -35,7 +36,7 @@ class ForwardContext:
         token_mask: False at padding, of all tokens so far; None if none is padding, as far as one may ask.
         segments: Number of the packed sequence of each token; None if a row is one sequence.
         encoder_mask: False at padding, of the keys of cross-attention; None if none is padding.
-        encoder_tokens: Tokens of the encoder whose states it is passed.
+        encoder_states: States of an encoder that it is passed, which it does not hold.
         has_room: It is passed a cache that may have room for more keys than tokens.
         images: Images that it is passed, one a row; None if it is passed none, or several together.
         reads_images: It is passed pixels, whose masks have names of their own.
@@ -47,7 +48,7 @@ class ForwardContext:
     token_mask: Bool[Tensor, "batch token"] | None = None
     segments: Int[Tensor, "batch query"] | None = None
     encoder_mask: Bool[Tensor, "batch key"] | None = None
-    encoder_tokens: int = 0
+    encoder_states: ReferenceType[Tensor] | None = None
     has_room: bool = False
     images: int | None = None
     reads_images: bool = False
@@ -91,7 +92,7 @@ class ForwardContext:
             tokens=tokens if isinstance(tokens, Tensor) and tokens.ndim == 2 else None,
             token_mask=token_mask,
             segments=_find_segments(positions) if is_packable else None,
-            encoder_tokens=encoder_states.shape[1] if isinstance(encoder_states, Tensor) else 0,
+            encoder_states=ref(encoder_states) if isinstance(encoder_states, Tensor) else None,
             encoder_mask=_drop_full(_key_mask(encoder_mask)),
             has_room=cache is not None and bool(getattr(cache, "is_compileable", True)),
             reads_images=isinstance(pixels, Tensor),
@@ -110,6 +111,10 @@ class ForwardContext:
         real = torch.ones_like(starts, dtype=torch.bool) if self.token_mask is None else self.token_mask
         first_real = real.int().argmax(-1, keepdim=True)
         return starts if is_traced() or bool((real & (starts > first_real)).any()) else None
+
+    def read_encoder(self) -> Tensor | None:
+        """Return the states of an encoder that it was passed, while they are there."""
+        return None if self.encoder_states is None else self.encoder_states()
 
     @property
     def is_plain(self) -> bool:

@@ -40,7 +40,6 @@ class Sequences:
         forward: The forward under way.
         last: The latest forward over the open sequences.
         encoder_tokens: Token ids of the encoder, for cross-attention.
-        offered: Token ids of the latest forward, until a decoder takes them for its cross-attention.
         needs_whole: Names of statistics that cannot be told of packed rows.
         embeddings: Input of the first layer, until the first attention call has said how tokens belong together.
         counter: Which block the forward is in.
@@ -58,7 +57,6 @@ class Sequences:
         self.sites: dict[str, str] = {}
         self._is_role_known = self.lacks_hidden = False
         self.encoder_tokens: Tensor | None = None
-        self.offered: Tensor | None = None
         self.num_batches, self.lengths = 0, dict[int, list[int]]()
         self._reset()
 
@@ -93,7 +91,6 @@ class Sequences:
         self.lengths, self.embeddings, self._seen_keys, self._sees_ahead = {}, None, {}, None
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
-        self.offered = forward.tokens
 
     def _refuse_cache(self, tokens: int, lender: Sequences | None) -> NoReturn:
         if lender is not None and not self._length:
@@ -160,7 +157,8 @@ class Sequences:
         elif not self._is_role_known:  # one token does not say it
             is_causal = is_causal_layer(module, call, forward.token_mask)
             self.role, self._is_role_known = "decoder" if is_causal else "encoder", queries > 1
-        tokens, others = forward.offset + queries, forward.encoder_tokens
+        tokens, states = forward.offset + queries, forward.read_encoder()
+        others = 0 if states is None else states.shape[1]
         if others and call.key.shape[2] == tokens + others and not hides_room(call, tokens):
             raise UserError(
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "

@@ -20,6 +20,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
 from regard.hooks.attention_function import Observer
 from regard.hooks.caches import find_cache, read_cache
+from regard.hooks.encoder_tokens import EncoderTokens
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.hidden_states import as_hidden
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
@@ -70,7 +71,7 @@ class Watch(Observer, Readings):
         self._modalities = TokenModalities.of(model, special)
         if self._modalities is None and list(self.statistics) == [ModalityMass.name]:
             raise UserError(f"{ModalityMass.name}: {describe_one_modality(type(model).__name__)}")
-        self.projection_inputs = ProjectionInputs()
+        self.projection_inputs, self._encoder_tokens = ProjectionInputs(), EncoderTokens()
         self._calls, self._calls_before = 0, dict[str, int]()
         stacks, located = select_stacks(model, part)
         self._root = RootTokens(model, [stack.module for stack in stacks])
@@ -114,7 +115,7 @@ class Watch(Observer, Readings):
         """Hold the model no longer, as at the end of the block: a watch that is kept has its numbers alone."""
         self._lacked_hidden = any(sequences.lacks_hidden for sequences in self.stacks.values())
         self.stacks, self.locations, self._root, self.turns = {}, {}, RootTokens(None), nullcontext()
-        self.projection_inputs, self._kept = ProjectionInputs(), {}
+        self.projection_inputs, self._encoder_tokens, self._kept = ProjectionInputs(), EncoderTokens(), {}
 
     def drop_unfinished(self) -> None:
         """Hold nothing of a forward that has failed."""
@@ -172,10 +173,7 @@ class Watch(Observer, Readings):
         forward.copy_inputs()
         if forward.offset == 0:
             self._finish(sequences)
-            others = [other for other in self.stacks.values() if other is not sequences and other.offered is not None]
-            sequences.encoder_tokens = others[0].offered if others else None
-            if others:
-                others[0].offered = None
+            sequences.encoder_tokens = self._encoder_tokens.take(sequences.stack.path, forward.read_encoder())
         self.projection_inputs.clear()
         cache = find_cache(args, kwargs) if forward.offset else None
         lenders = (other for other in self.stacks.values() if other is not sequences and other.fills(cache))
@@ -184,6 +182,8 @@ class Watch(Observer, Readings):
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
         is_open = sequences.forward is not None
+        if sequences.forward is not None:
+            self._encoder_tokens.add(sequences.stack.path, sequences.forward.tokens, output)
         self._reduce_waiting(sequences)
         sequences.end(read_cache(output))
         if is_open and self._calls == self._calls_before[sequences.stack.path]:
