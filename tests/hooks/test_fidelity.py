@@ -135,7 +135,7 @@ def test_a_model_that_says_in_any_way_that_it_takes_no_tokens_is_watched(error: 
             return super().forward(documents, **kwargs)
 
     torch.manual_seed(0)
-    model: Any = WithDocuments(transformers.LlamaConfig(**SMALL)).eval()  # type: ignore[no-untyped-call]
+    model: Any = WithDocuments(transformers.LlamaConfig(**SMALL)).eval()
     ids = torch.arange(4, 12)[None]
     with torch.no_grad(), watching(model, "column_mass") as watch:
         model(documents=ids)

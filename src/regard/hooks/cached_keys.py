@@ -186,3 +186,22 @@ def check_same_keys(now: Tensor, observed: Tensor) -> None:
         "has outside of the block, or the cache changes what it holds, as a quantized one does; go on with a cache "
         "that this model alone fills, inside the block"
     )
+
+
+def lent_cache(stack: str, tokens: int, lender: str) -> UserError:
+    """Return the error of a stack that goes on behind so many tokens in the cache of another."""
+    return UserError(
+        f"cannot observe {stack}: it goes on behind the {tokens} tokens in the cache of another part, {lender}, and "
+        "attends to keys that are not its own"
+    )
+
+
+def unknown_cache(tokens: int, observed: int) -> UserError:
+    """Return the error of a cache of which other tokens were observed than those that it holds."""
+    problem = f"it holds {tokens} tokens, of which {observed} were observed"
+    if not observed:
+        problem += ": another model filled it, or this one outside of the block"
+    return UserError(
+        f"cannot observe this cache: {problem}; start the sequence inside the block, and neither crop nor reorder its "
+        "cache"
+    )

@@ -36,9 +36,9 @@ class EncoderTokens:
         """Return the tokens of the states that a stack is passed as it begins a sequence; None if they are unknown."""
         others = (other for other, (_, tokens) in self._latest.items() if other != path and tokens is not None)
         count, latest = self._latest.pop(next(others, ""), (0, None))
-        for output, tokens in self._outputs if states is not None else ():
+        for output, tokens in self._outputs:
             known = output()
-            if known is not None and is_same_view(known, states):
+            if known is not None and states is not None and is_same_view(known, states):
                 return tokens
         return latest if count == 1 else None
 

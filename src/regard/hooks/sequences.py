@@ -19,7 +19,7 @@ from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
 from regard.hooks.attention_function import is_causal_layer
-from regard.hooks.cached_keys import check_same_keys
+from regard.hooks.cached_keys import check_same_keys, lent_cache, unknown_cache
 from regard.hooks.forward_pass import ForwardContext, find_tokens, hides_room, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
@@ -85,26 +85,22 @@ class Sequences:
 
         Raise a UserError if the cache does not hold what was observed, as where another stack, the `lender`, filled it.
         """
-        if forward.offset != self._length or self.forward is not None:
-            self._refuse_cache(forward.offset, lender)
+        if not self.goes_on(forward) or self.forward is not None:
+            self.refuse_cache(forward.offset, lender)
         self.counter.begin()
         self.lengths, self.embeddings, self._seen_keys, self._sees_ahead = {}, None, {}, None
         self.forward = self.last = forward
         self._tokens.append(forward.tokens)
 
-    def _refuse_cache(self, tokens: int, lender: Sequences | None) -> NoReturn:
+    def goes_on(self, forward: ForwardContext) -> bool:
+        """Return whether a forward has as many tokens in its cache as were observed."""
+        return forward.offset == self._length
+
+    def refuse_cache(self, tokens: int, lender: Sequences | None) -> NoReturn:
+        """Raise the UserError of so many tokens in a cache that are not those that were observed."""
         if lender is not None and not self._length:
-            raise UserError(
-                f"cannot observe {self.name} ({self.stack.path}): it goes on behind the {tokens} tokens in the cache "
-                f"of another part, {lender.name} ({lender.stack.path}), and attends to keys that are not its own"
-            )
-        problem = f"it holds {tokens} tokens, of which {self._length} were observed"
-        if not self._length:
-            problem += ": another model filled it, or this one outside of the block"
-        raise UserError(
-            f"cannot observe this cache: {problem}; start the sequence inside the block, and neither crop nor reorder "
-            "its cache"
-        )
+            raise lent_cache(f"{self.name} ({self.stack.path})", tokens, f"{lender.name} ({lender.stack.path})")
+        raise unknown_cache(tokens, self._length)
 
     def fills(self, cache: Cache | None) -> bool:
         """Return whether a cache is the one that the latest forward here has returned."""

@@ -27,6 +27,7 @@ from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.layer_copies import split_samples
 from regard.hooks.modalities import RootTokens, TokenModalities, describe_one_modality
+from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import attention_kind, may_loop, num_blocks
 from regard.hooks.numbering import CallPosition
 from regard.hooks.output_projection import ProjectionInputs, need_output_projection, output_weight
@@ -92,6 +93,8 @@ class Watch(Observer, Readings):
         """Steps with a cache that are not reduced yet, by module and layer."""
         self._is_kept = self._waits = False
         """Whether the latest call is one of them, and whether it waits to be reduced with those of other layers."""
+        self._handed_on: dict[str, tuple[int, Sequences]] = {}
+        """Tokens in a cache that the forward of a stack hands on to the stack within it that filled it, by path."""
         self._lacked_hidden = False
         """Whether a stack lacked hidden states, once the block is over."""
 
@@ -116,10 +119,12 @@ class Watch(Observer, Readings):
         self._lacked_hidden = any(sequences.lacks_hidden for sequences in self.stacks.values())
         self.stacks, self.locations, self._root, self.turns = {}, {}, RootTokens(None), nullcontext()
         self.projection_inputs, self._encoder_tokens, self._kept = ProjectionInputs(), EncoderTokens(), {}
+        self._handed_on.clear()
 
     def drop_unfinished(self) -> None:
         """Hold nothing of a forward that has failed."""
         self.projection_inputs.clear()
+        self._handed_on.clear()
         for sequences in (one for one in self.stacks.values() if one.forward is not None):
             self._kept = {key: kept for key, kept in self._kept.items() if self.locations[key[0]][0] is not sequences}
             sequences.finish("", 0)
@@ -177,11 +182,17 @@ class Watch(Observer, Readings):
         self.projection_inputs.clear()
         cache = find_cache(args, kwargs) if forward.offset else None
         lenders = (other for other in self.stacks.values() if other is not sequences and other.fills(cache))
-        sequences.begin(forward, next(lenders, None))
+        lender = next(lenders, None)
+        is_other = lender is not None and not sequences.goes_on(forward)
+        if lender is not None and is_other and lender.stack.module in modules_of(module):
+            self._handed_on[sequences.stack.path] = forward.offset, lender
+            return
+        sequences.begin(forward, lender)
         self._calls_before[sequences.stack.path] = self._calls
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
         is_open = sequences.forward is not None
+        self._handed_on.pop(sequences.stack.path, None)
         if sequences.forward is not None:
             self._encoder_tokens.add(sequences.stack.path, sequences.forward.tokens, output)
         self._reduce_waiting(sequences)
@@ -234,6 +245,8 @@ class Watch(Observer, Readings):
     def before_attention(self, module: nn.Module, call: AttentionCall) -> tuple[AttentionCall, ReductionRequest] | None:
         sequences, path = self.locations[module]
         if (forward := sequences.forward) is None:
+            if sequences.stack.path in self._handed_on:
+                sequences.refuse_cache(*self._handed_on[sequences.stack.path])
             return None
         kind = attention_kind(path, module)
         is_first = kind == "self" and not sequences.lengths
