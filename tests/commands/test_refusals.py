@@ -143,6 +143,13 @@ def test_the_folder_of_a_run_is_no_model(refused: Callable[..., str], tiny: Tiny
     shutil.copytree(tiny("llama"), tmp_path / "pre" / "model")
     told = "model: expected config.json in the folder 'pre', which is of a run; did you mean pre/model?"
     assert refused(model="pre") == told
+    for command, said in {
+        "learn": "which is a run of `regard learn`; `regard rollback other TASK --out DIR` writes a model of it",
+        "measure": "which is a run of `regard measure`, without a model",
+    }.items():
+        (tmp_path / "other").mkdir(exist_ok=True)
+        (tmp_path / "other" / "results.json").write_text(json.dumps({"command": command}))
+        assert refused(model="other") == f"model: expected config.json in the folder 'other', {said}"
 
 
 def test_a_folder_without_weights(refused: Callable[..., str], changed: Callable[[str], Path]) -> None:

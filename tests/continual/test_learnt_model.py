@@ -72,8 +72,12 @@ def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"lineage.json"):
+    with pytest.raises(UserError, match=r"with lineage.json, as `regard rollback` writes it, got .*empty$"):
         regard.LearntModel.from_pretrained(tmp_path / "empty")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "results.json").write_text('{"command": "learn"}')
+    with pytest.raises(UserError, match=r"run, a run of `regard learn`; `regard rollback .*run TASK --out DIR` writes"):
+        regard.LearntModel.from_pretrained(tmp_path / "run")
 
 
 @pytest.mark.sample(1)

@@ -22,7 +22,7 @@ from regard.data.examples import Examples
 from regard.errors import UserError, describe_error
 from regard.models.generator import NEW_TOKENS, Generator
 from regard.runs.model_card import INSTALL, is_repository, public_name
-from regard.runs.output_dir import read_json
+from regard.runs.output_dir import RESULTS, read_json
 
 CARD = "README.md"
 
@@ -59,6 +59,13 @@ class LearntModel:
             except (OSError, ValueError) as error:
                 expected = "expected a folder that `regard rollback` wrote, or a repository of the hub with one"
                 raise UserError(f"model: {expected}, got {name_or_folder}: {describe_error(error)[:200]}") from error
+        if not (folder / LINEAGE).is_file():
+            hint = ""
+            if read_json(folder / RESULTS).get("command") == "learn":
+                hint = f", a run of `regard learn`; `regard rollback {folder} TASK --out DIR` writes a model of it"
+            raise UserError(
+                f"model: expected a folder with {LINEAGE}, as `regard rollback` writes it, got {folder}{hint}"
+            )
         lineage = read_json(folder / LINEAGE)
         if not lineage.get("tasks"):
             raise UserError(

