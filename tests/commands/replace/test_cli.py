@@ -390,6 +390,14 @@ def test_a_refusal_on_the_way_leaves_nothing(
     assert replaced("--dynamic-fractions", "0", "--num-seeds", 1).code == 0
 
 
+def test_an_operation_that_the_model_cannot_have_is_refused_before_anything_is_computed(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    message = refused("--attention", "stable-mask")
+    assert "attention: expected layers that see no later key" in message
+    assert not (tmp_path / "out" / "run.work").exists()
+
+
 @pytest.mark.exhaustive
 def test_a_work_folder_without_finished_work_is_no_run_that_was_broken_off(replaced: Regard, tmp_path: Path) -> None:
     (tmp_path / "out" / "run.work").mkdir(parents=True)

@@ -30,8 +30,9 @@ from regard.data.missing_values import LEFT_OUT
 from regard.data.tasks import TaskPreset
 from regard.data.tokenizers import warn_of_unknown, warn_of_written
 from regard.errors import UserError, warn_user
-from regard.hooks import model_fingerprint
+from regard.hooks import model_fingerprint, replacing
 from regard.hooks.average import vocabulary_digest
+from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import check_original
 from regard.models.limits import check_length
 from regard.models.pretrained import resolve_model
@@ -138,6 +139,9 @@ def replace(  # noqa: D417 - the options are described in the configuration
         identity = {name: value for name, value in metadata.items() if name != "created"}
         # Its rows have a hash of their own.
         identity["data"] = {**metadata["data"], "source": without_hash(read.source)}
+        for name in config.attention:
+            with replacing(evaluator.model, parse_attention(name)):  # refused before anything is computed
+                pass
         work.start(identity)
         preparing = time.perf_counter() - start
         evaluation = HeadEvaluation(
