@@ -133,6 +133,16 @@ def test_a_mask_that_hides_most_takes_this_way() -> None:
         assert not is_mostly_hidden(call)
 
 
+def test_no_rows_have_no_gradients_of_their_own() -> None:
+    call = make_call(keep=window(3), softcap=1.0)
+    empty = replace(call, **{name: getattr(call, name)[:0] for name in QKV})
+    assert not supports_retiled(empty)
+    output = compute_output(empty)
+    assert output.shape == (0, HEADS, QUERIES, 6)
+    output.sum().backward()
+    assert call.query.grad is not None
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_precisions(dtype: torch.dtype) -> None:
     exact = make_call(keep=window(4), softcap=0.8)

@@ -29,7 +29,8 @@ MOST_SEEN = 0.5
 def supports_retiled(call: AttentionCall) -> bool:
     """Return whether a call is softmax on a CPU, of plain tensors; elsewhere nobody has measured it."""
     is_softmax = call.operation is None and call.constant is None and not call.dropout
-    if not is_softmax or call.query.device.type != "cpu" or is_traced():
+    is_empty = 0 in (*call.query.shape, *call.value.shape)
+    if not is_softmax or is_empty or call.query.device.type != "cpu" or is_traced():
         return False
     tensors = [tensor for name in (*QKV, *MASKS, "sink") if (tensor := getattr(call, name)) is not None]
     if any(type(tensor) not in (Tensor, Parameter) or is_transformed(tensor) for tensor in tensors):
@@ -104,25 +105,22 @@ def _add_gradients(
     groups = slice(tile.heads.start // per_group, tile.heads.stop // per_group)
     at_keys = tile.samples, groups, tile.keys
     query_grad, key_grad, value_grad = grads
-
-    def by_group(rows: Tensor) -> Tensor:
-        """Put the rows of heads that share keys below each other: (sample and group, row, width)."""
-        return rows.reshape(-1, per_group * rows.shape[2], rows.shape[3])
-
-    def flat(keys: Tensor) -> Tensor:
-        return keys[at_keys].flatten(0, 1)
-
-    weights = by_group(tile.exps.div_(tile.total))
-    query, grad = by_group(call.query[tile.at_queries]), by_group(grad[tile.at_queries])
+    weights = _by_group(tile.exps.div_(tile.total), per_group)
+    query, grad, less = (_by_group(rows[tile.at_queries], per_group) for rows in (call.query, grad, less))
+    key, value = (keys[at_keys].flatten(0, 1) for keys in (call.key, call.value))
     value_grad[at_keys] += torch.bmm(weights.mT, grad).view(value_grad[at_keys].shape)
-    score_grad = torch.bmm(grad, flat(call.value).mT)
-    score_grad.sub_(by_group(less[tile.at_queries])).mul_(weights)
+    score_grad = torch.bmm(grad, value.mT).sub_(less).mul_(weights)
     if call.softcap is not None:  # tanh(x)' = 1 − tanh(x)², where −1 stands for pairs that are hidden
         capped = tile.scores.add_(tile.base).div_(call.softcap * LOG2_E).clamp_(min=-1.0)
-        score_grad.mul_(by_group(capped.square_().neg_().add_(1.0)))
+        score_grad.mul_(_by_group(capped.square_().neg_().add_(1.0), per_group))
     score_grad.mul_(call.scale)
-    query_grad[tile.at_queries] = torch.bmm(score_grad, flat(call.key)).view(query_grad[tile.at_queries].shape)
+    query_grad[tile.at_queries] = torch.bmm(score_grad, key).view(query_grad[tile.at_queries].shape)
     key_grad[at_keys] += torch.bmm(score_grad.mT, query).view(key_grad[at_keys].shape)
+
+
+def _by_group(rows: Tensor, per_group: int) -> Tensor:
+    """Put the rows of heads that share keys below each other: (sample and group, row, width)."""
+    return rows.reshape(-1, per_group * rows.shape[2], rows.shape[3])
 
 
 def _sink_gradient(call: AttentionCall, less: Tensor, lse: Tensor) -> Tensor:
