@@ -14,7 +14,7 @@ from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionMode
 
 from regard.constants import Constants
 from regard.errors import UserError
-from regard.hooks import average_attention, replacing, watching
+from regard.hooks import average_attention, find_attention_layers, replacing, watching
 
 NAMES = ["column_mass", "entropy", "distance", "hidden_norm", "over_smoothing"]
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -203,7 +203,7 @@ def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_im
     """It quoted an error of PyTorch, from tokens that a model of sounds was given."""
     config = tf.Wav2Vec2Config(**SIZES, conv_dim=[8], conv_stride=[4], conv_kernel=[4], num_conv_pos_embedding_groups=2)
     with pytest.raises(UserError, match=r"it does not take a few tokens, or one image, .* \(it takes input_values\)"):
-        average_attention(tf.Wav2Vec2Model(config), [{"input_values": pixels(1, 64)}], length=16)
+        find_attention_layers(tf.Wav2Vec2Model(config))
 
 
 class TextBeforeTower(torch.nn.Module):

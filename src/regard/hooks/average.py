@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.layers import eval_no_grad, find_attention_layers, model_fingerprint
+from regard.hooks.layers import NeedsInputs, eval_no_grad, find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer, attention_kind
 from regard.hooks.off_loaded import first_device
 from regard.hooks.routing import ModuleHook, observing
@@ -69,13 +70,15 @@ def average_attention(
         raise UserError(f"length: expected at least 1, got {length}")
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UserError("batches: expected a list of batches, got one batch; put it into a list")
-    layers = find_attention_layers(model)
+    remaining = iter(batches)
+    first = next(remaining, None)
+    layers = _find_layers(model, first)
     verify_own_attention(model)
     sums = _AttentionSums(layers, length)
     digest, samples, batches_done = hashlib.sha256(), 0, 0
     modules = list(dict.fromkeys(layer.module for layer in layers))
     with eval_no_grad(model), observing(model, sums, modules, hooks=sums.hooks()):
-        for batch in batches:
+        for batch in remaining if first is None else chain([first], remaining):
             inputs = _prepare_inputs(batch, length, layout, first_device(model))
             _use_labels_as_decoder_inputs(model, inputs)
             for name in sorted(inputs):
@@ -95,6 +98,18 @@ def average_attention(
         data={"source": source, "sha256": digest.hexdigest(), "samples": samples},
     )
     return sums.constants(origin)
+
+
+def _find_layers(model: Any, batch: Mapping[str, Tensor] | Tensor | None) -> list[AttentionLayer]:
+    """Return the attention layers of a model, which reads a batch for that if it takes no small input."""
+    try:
+        return find_attention_layers(model)
+    except NeedsInputs:
+        if not isinstance(batch, Mapping):
+            raise
+        inputs = {name: _read_tensor(name, values) for name, values in batch.items() if values is not None}
+        _use_labels_as_decoder_inputs(model, inputs)
+        return find_attention_layers(model, inputs)
 
 
 def vocabulary_digest(tokenizer: Any) -> str:

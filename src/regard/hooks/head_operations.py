@@ -17,7 +17,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import NAME
 from regard.hooks.fidelity import verify_own_attention
-from regard.hooks.layers import find_attention_layers
+from regard.hooks.layers import Inputs, find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.operation import (
     CurrentPass,
@@ -103,9 +103,11 @@ def _parse_operation(operation: HeadOperation) -> _Parsed:
 
 
 @contextmanager
-def replacing_heads(model: nn.Module, operation: HeadOperation, heads: HeadNames | None) -> Iterator[tuple[Head, ...]]:
+def replacing_heads(
+    model: nn.Module, operation: HeadOperation, heads: HeadNames | None, example_inputs: Inputs = None
+) -> Iterator[tuple[Head, ...]]:
     """Let heads compute something else inside the block, all of them by default: see `regard.replacing`."""
-    layers = find_attention_layers(model)
+    layers = find_attention_layers(model, example_inputs)
     counts = list_heads(layers).items()
     all_heads = [(*key, head) for key, count in counts for head in range(count)]
     selected = tuple(all_heads) if heads is None else resolve_heads(heads, all_heads, "this model has")

@@ -33,6 +33,8 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
         output = outputs.get(layer) if _is_plain(layer, nn.Linear, Conv1D) else None
         if output is None or output.shape[-1] != (heads + 2 * groups) * width:
             continue
+        if output.shape[:-1].numel() != values.shape[:-1].numel():  # of several images, of which this is one
+            continue
         if torch.allclose(output[..., -groups * width :] + bias, values):
             return name, "parts"
         by_head = output.unflatten(-1, (heads, 3, width)) if heads == groups else None

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -31,18 +31,31 @@ IMAGE_SIZE = 256
 """Width of the image that a model reads whose config says none, as that of DETR, which takes all sizes."""
 DIGEST_ENTRIES = 64
 """Entries of each parameter of a layer in a digest, whose cost does not grow with their size."""
+Inputs = Mapping[str, Any] | None
+"""A batch of a model's inputs, by argument; None: a few tokens, or one image, are made."""
 
 
-def find_attention_layers(model: nn.Module) -> list[AttentionLayer]:
+class NeedsInputs(UserError):
+    """A model takes neither a few tokens nor one image alone."""
+
+
+def find_attention_layers(model: nn.Module, example_inputs: Inputs = None) -> list[AttentionLayer]:
     """Return every attention layer of a model, in the order of a forward.
 
+    Args:
+        model: The model.
+        example_inputs: What it reads in that forward; None: a few tokens, or one image, which not all models take.
+
     Raises:
-        UserError: The attention of the model cannot be reached.
+        UserError: The attention of the model cannot be reached, or the inputs are none for it.
     """
     check_observable(model)
     tracer = _Tracer(*select_stacks(model, None))
     with observing(model, tracer, list(tracer.locations), hooks=tracer.hooks(), exclusive=True), evaluation_mode(model):
-        _run_small_forward(model)
+        if example_inputs is None:
+            _run_small_forward(model)
+        else:
+            _run_example(model, example_inputs)
     if not tracer.layers:
         raise no_attention_interface(model)
     return tracer.layers
@@ -193,10 +206,28 @@ def _run_small_forward(model: Any) -> None:
         main_names = getattr(model, "main_input_name", "input_ids")
         names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
         reason = describe_error(error)[:200] if names in ("input_ids", "pixel_values") else f"it takes {names}"
-        raise UserError(
+        raise NeedsInputs(
             f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
-            f"as its input ({reason}); replace the heads of the part of it that does"
+            f"as its input ({reason}); pass a batch of its inputs as example_inputs, where there is that option, or "
+            "replace the heads of the part of it that does"
         ) from error
+
+
+def _run_example(model: Any, inputs: Any) -> None:
+    """Run a forward of a user's batch. Raise a UserError if the model does not take it."""
+    if not isinstance(inputs, Mapping) or not inputs:
+        raise UserError(
+            f"example_inputs: expected a batch of the model's inputs, by argument; got {type(inputs).__name__}"
+        )
+    device = first_device(model)
+    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    try:
+        model(**moved)
+    except UserError:
+        raise
+    except Exception as error:  # a host asserts, or lacks a key, in its own way
+        expected = f"example_inputs: expected a batch that {type(model).__name__} takes"
+        raise UserError(f"{expected}, got {', '.join(inputs)}: {describe_error(error)[:200]}") from error
 
 
 def smallest_input(model: Any) -> dict[str, Any]:
@@ -206,7 +237,7 @@ def smallest_input(model: Any) -> dict[str, Any]:
         raise ValueError("it is no Hugging Face model")
     config, device = inner.config, first_device(inner)
     if inner.main_input_name == "pixel_values":
-        size = getattr(config, "image_size", None) or IMAGE_SIZE
+        size = next((size for part in _configs(config) if (size := getattr(part, "image_size", None))), IMAGE_SIZE)
         height, width = (size, size) if isinstance(size, int) else size
         frames = getattr(config, "num_frames", None)  # of a video
         sizes = (1, frames) if isinstance(frames, int) else (1,)
@@ -222,6 +253,12 @@ def smallest_input(model: Any) -> dict[str, Any]:
     if hasattr(config, "use_cache") and (is_open or "use_cache" in parameters):
         arguments["use_cache"] = False
     return arguments
+
+
+def _configs(config: Any) -> list[Any]:
+    """Return a config and those of its parts that read images."""
+    names = "vision_config", "encoder"
+    return [config, *(part for name in names if hasattr(part := getattr(config, name, None), "image_size"))]
 
 
 @contextmanager

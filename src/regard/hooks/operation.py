@@ -23,7 +23,7 @@ from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.forward_pass import ForwardContext, keeps_apart, segment_starts
-from regard.hooks.layers import find_attention_layers
+from regard.hooks.layers import Inputs, find_attention_layers
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.recomputed import Passes, make_passes
 from regard.hooks.routing import ModuleHook, routed
@@ -47,14 +47,18 @@ class OverriddenOperation:
 
 @contextmanager
 def override_attention(
-    model: nn.Module, attention: AttentionSpec | str | Weigh, layers: Layers = None, sites: Sites = None
+    model: nn.Module,
+    attention: AttentionSpec | str | Weigh,
+    layers: Layers = None,
+    sites: Sites = None,
+    example_inputs: Inputs = None,
 ) -> Iterator[OverriddenOperation]:
     """Let layers of a model compute another operation inside the block: see `regard.replacing`."""
     function = None if isinstance(attention, (AttentionSpec, str)) else attention
     if function is not None:
         _check_takes_scores_and_mask(function)
     spec = AttentionSpec(backend="materialised") if callable(attention) else parse_attention(attention)
-    all_layers = find_attention_layers(model)
+    all_layers = find_attention_layers(model, example_inputs)
     verify_own_attention(model)
     check_computes_softmax(model, all_layers)
     selected = _select_layers(all_layers, spec, layers, sites)

@@ -20,7 +20,7 @@ from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
 from regard.hooks.input_projections import PartialLinear, prune_projections, read_key_heads
-from regard.hooks.layers import find_attention_layers, model_fingerprint
+from regard.hooks.layers import Inputs, find_attention_layers, model_fingerprint
 from regard.hooks.modules import AttentionLayer
 from regard.hooks.off_loaded import first_device
 from regard.hooks.operation import Layers, OverriddenOperation, Sites, Weigh, override_attention
@@ -66,19 +66,30 @@ class Replacement:
 
 @overload
 def replacing(
-    model: nn.Module, constants: AttentionSpec | str | Weigh, *, layers: Layers = None, sites: Sites = None
+    model: nn.Module,
+    constants: AttentionSpec | str | Weigh,
+    *,
+    layers: Layers = None,
+    sites: Sites = None,
+    example_inputs: Inputs = None,
 ) -> AbstractContextManager[OverriddenOperation]: ...
 
 
 @overload
 def replacing(
-    model: nn.Module, constants: AttentionSpec | str | Tensor, heads: HeadNames
+    model: nn.Module, constants: AttentionSpec | str | Tensor, heads: HeadNames, *, example_inputs: Inputs = None
 ) -> AbstractContextManager[tuple[Head, ...]]: ...
 
 
 @overload
 def replacing(
-    model: nn.Module, constants: ConstantsLike, heads: Heads = None, *, train: bool = False, any_model: bool = False
+    model: nn.Module,
+    constants: ConstantsLike,
+    heads: Heads = None,
+    *,
+    train: bool = False,
+    any_model: bool = False,
+    example_inputs: Inputs = None,
 ) -> AbstractContextManager[Replacement]: ...
 
 
@@ -91,6 +102,7 @@ def replacing(
     sites: Sites = None,
     train: bool = False,
     any_model: bool = False,
+    example_inputs: Inputs = None,
 ) -> AbstractContextManager[Any]:
     """Replace attention by constants, or by another operation, inside the block; the model is restored on exit.
 
@@ -110,6 +122,8 @@ def replacing(
         sites: Of an operation: `encoder`, `decoder`, `cross`; None: all self-attention.
         train: Make the matrices parameters.
         any_model: Allow constants of a model with other weights, if the shapes fit.
+        example_inputs: A batch of the model's inputs, by argument, in whose forward its layers are found. Needed by
+            models that take neither a few tokens nor one image alone, as those of sound; they are not verified.
 
     Returns:
         A block that yields a `Replacement` or an `OverriddenOperation`, or the heads that compute an operation.
@@ -122,20 +136,22 @@ def replacing(
         if isinstance(heads, float) or layers is not None or sites is not None or train or any_model:
             expected = "pairs (layer, head), and no layers, sites, train and any_model"
             raise UserError(f"heads: expected {expected} beside an operation of heads; got {heads!r}")
-        return replacing_heads(model, constants, heads)
+        return replacing_heads(model, constants, heads, example_inputs)
     if isinstance(constants, (AttentionSpec, str)) or callable(constants):
         if heads is not None or train or any_model:
             raise UserError("heads, train and any_model are for constants; choose where a function goes with layers=")
-        return override_attention(model, constants, layers, sites)
+        return override_attention(model, constants, layers, sites, example_inputs)
     if layers is not None or sites is not None:
         raise UserError("layers and sites are for operations; choose where constants go with heads=")
     sources = resolve_constants(constants)
     if train and len(sources) > 1:
         raise UserError(f"train: expected constants of one length, got {len(sources)}; pass one of them")
-    return _replacing_heads(model, sources, heads, any_model, trained=train)
+    return _replacing_heads(model, sources, heads, any_model, example_inputs, trained=train)
 
 
-def mixing(model: nn.Module, constants: Constants, *, any_model: bool = False) -> AbstractContextManager[Replacement]:
+def mixing(
+    model: nn.Module, constants: Constants, *, any_model: bool = False, example_inputs: Inputs = None
+) -> AbstractContextManager[Replacement]:
     """Mix each head with its constant, σ(l)·A + (1 − σ(l))·C, inside the block; l is learnable and begins at 0.
 
     Arguments and errors are those of `replacing`.
@@ -143,14 +159,19 @@ def mixing(model: nn.Module, constants: Constants, *, any_model: bool = False) -
     Source:
         PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.2.
     """
-    return _replacing_heads(model, resolve_constants(constants), None, any_model, gated=True)
+    return _replacing_heads(model, resolve_constants(constants), None, any_model, example_inputs, gated=True)
 
 
 @contextmanager
 def _replacing_heads(
-    model: nn.Module, sources: tuple[Constants, ...], heads: Heads, any_model: bool, **options: bool
+    model: nn.Module,
+    sources: tuple[Constants, ...],
+    heads: Heads,
+    any_model: bool,
+    example_inputs: Inputs,
+    **options: bool,
 ) -> Iterator[Replacement]:
-    layers = find_attention_layers(model)
+    layers = find_attention_layers(model, example_inputs)
     verify_own_attention(model)
     check_constants(model, layers, sources, any_model)
     selected = select_heads(sources[0], heads)
