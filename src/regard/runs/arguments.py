@@ -58,7 +58,8 @@ def add_config_options(
         if option.kind is bool:
             settings["action"] = argparse.BooleanOptionalAction
         else:
-            settings["metavar"] = _METAVARS.get(option.kind, "NAME") + (",…" if option.size is None else "")
+            by_kind = _METAVARS.get(option.kind, "NAME") + (",…" if option.size is None else "")
+            settings["metavar"] = option.declared["metavar"] or by_kind
         if option.declared["repeated"]:
             settings |= {"nargs": "+", "action": "extend", "metavar": "VALUE"}
         elif option.size is None or option.declared["commas"]:

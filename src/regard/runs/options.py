@@ -39,6 +39,7 @@ def config_field(
     parser: Parser | None = None,
     syntax: str | None = None,
     none_word: str = "none",
+    metavar: str | None = None,
 ) -> Any:
     """Declare a field of a configuration.
 
@@ -50,6 +51,7 @@ def config_field(
     `commas` says that a text may name several with commas, too.
     `parser` reads a text in a way of its own, or raises ValueError; `syntax` says in messages what it reads, as
     "numbers and ranges such as 0,3,8-11". `none_word` is the text that stands for None; empty if no text does.
+    `metavar` stands for the value in the help; None: N, X or NAME, by the type.
     """
     known = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=known)

@@ -85,7 +85,7 @@ class LearnConfig(Config):
     )
     model: str = config_field("minilm", "hub id, folder, or minilm, which is included (default: minilm)")
     adapter: str | None = config_field(None, "adapter of PEFT (folder or hub id), merged into the model at the start")
-    data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA, else the hub)")
+    data: str | None = config_field(None, "folder of published files (default: $REGARD_DATA or hub)", metavar="DIR")
     order: str = config_field(
         "random",
         "task order: paper (or 1), another number of the stream, random (by seed; default), or indices as 2-0-1; of "
@@ -153,7 +153,7 @@ class LearnConfig(Config):
     )
     weight_decay: float | None = config_field(None, "weight decay of AdamW, on matrices only", minimum=0)
     search_learning_rates: str | None = config_field(
-        None, "learning rates separated by commas; the best on the first task's dev rows is used", commas=True
+        None, "learning rates, of which the best on the first task's dev rows is used", commas=True, metavar="X,…"
     )
     num_probing_epochs: int | None = config_field(None, "epochs of training the head alone")
     probing_learning_rate: float | None = config_field(None, "learning rate of the head alone", exclusive_minimum=0)
@@ -172,8 +172,7 @@ class LearnConfig(Config):
         32, "dev rows per task for sinks, interference and gates; 0 disables diagnostics", minimum=0
     )
     held_out: str | None = config_field(
-        None,
-        "text for the KL divergence from the model before the first task: a file, or python (its documentation)",
+        None, "text for the KL divergence from the model before the first task: a file, or python", metavar="FILE"
     )
     held_out_samples: int = config_field(64, "windows of held-out text (default: 64)", minimum=1)
     evaluate: str | None = config_field(

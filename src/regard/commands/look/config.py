@@ -39,7 +39,7 @@ class LookConfig(Config):
     megabytes: float = config_field(
         4.8, "size of the page in megabytes; what does not fit is kept in less detail", minimum=0.3
     )
-    prompt: str = config_field("Describe the image.", "text beside an image, for models that read both")
+    prompt: str = config_field("Describe the image.", "text beside an image, for models that read both", metavar="TEXT")
     part: str | None = config_field(
         None, "path of one part of the model, to look at it alone, such as model.language_model (default: all)"
     )

@@ -71,6 +71,7 @@ class PretrainConfig(Config):
         minimum=0,
         parser=parse_positions,
         syntax="A:B",
+        metavar="A:B",
     )
     fixed_token: int | None = config_field(
         None, "position that always holds the end-of-text token (default: none)", minimum=0

@@ -88,22 +88,26 @@ class ReplaceConfig(Config):
     special_token_layout: Literal["paper", "natural"] = config_field(
         "paper", "position of special tokens: paper or natural"
     )
-    length: int | None = config_field(None, "tokens per input (default: the scale's)")
+    length: int | None = config_field(None, "tokens per input (default: by task and --scale)")
     max_train_samples: int | None = config_field(
-        None, "maximum training examples, of lm and mlm lines (default: the scale's)"
+        None, "maximum training examples, of lm and mlm lines (default: by task and --scale)"
     )
     max_eval_samples: int | None = config_field(
-        None, "maximum validation examples, of lm and mlm lines (default: the scale's)"
+        None, "maximum validation examples, of lm and mlm lines (default: by task and --scale)"
     )
-    num_epochs: int | None = config_field(None, "epochs of training a probe (default: the scale's)")
-    batch_size: int | None = config_field(None, "examples per step (default: the scale's)")
+    num_epochs: int | None = config_field(None, "epochs of training a probe (default: by task and --scale)")
+    batch_size: int | None = config_field(None, "examples per step (default: by task and --scale)")
     learning_rate: float | None = config_field(
-        None, "learning rate of the probe (default: the scale's)", exclusive_minimum=0
+        None, "learning rate of the probe (default: by task and --scale)", exclusive_minimum=0
     )
-    text: str | None = config_field(None, "text column of your own file, or two: a,b (default: text)", none_word="")
-    label: str | None = config_field(None, "label column of your own file (default: label)", none_word="")
+    text: str | None = config_field(
+        None, "text column of your own file, or two: a,b (default: text)", none_word="", metavar="COLUMN"
+    )
+    label: str | None = config_field(
+        None, "label column of your own file (default: label)", none_word="", metavar="COLUMN"
+    )
     validation: str | None = config_field(
-        None, "your own file of validation rows (default: a fifth of the file)", none_word=""
+        None, "your own file of validation rows (default: a fifth of the file)", none_word="", metavar="FILE"
     )
     metric: str | None = config_field(None, "metric for your own file: accuracy (default), f1 or mcc", none_word="")
     missing_values: Literal["skip", "skip-minus-one", "refuse"] = config_field(
