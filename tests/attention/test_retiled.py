@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from regard.attention import tiles
 from regard.attention.call import QKV, AttentionCall
@@ -174,3 +175,47 @@ def test_a_mask_that_is_written_to_is_an_error() -> None:
     keep.fill_(True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+def test_a_mask_of_inference_mode_may_be_trained_under() -> None:
+    """It ended in an error of PyTorch, which keeps no such tensor for a backward pass."""
+    call = make_call(keep=window(3), softcap=1.0)
+    with torch.inference_mode():
+        keep = window(3)
+    output = compute_output(replace(call, keep=keep))
+    assert "_Retiled" in type(output.grad_fn).__name__
+    names = [call.query, call.key, call.value]
+    grads = torch.autograd.grad(output.square().sum(), names)
+    for found, right in zip(grads, torch.autograd.grad(dense(call).square().sum(), names), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}], ids=["window", "soft cap"])
+def test_a_transform_of_other_tensors(options: dict[str, Any]) -> None:
+    """It ended in PyTorch's words on autograd.Function: the tensors of the call are no part of the transform."""
+    call, factor = make_call(keep=window(2), **options), torch.ones(6, dtype=torch.float64)
+    found = torch.func.grad(lambda factor: (compute_output(call) * factor).sum())(factor)
+    torch.testing.assert_close(found, dense(call).sum((0, 1, 2)))
+
+
+@pytest.mark.usefixtures("_sizes")
+def test_several_gradients_at_once() -> None:
+    """As `torch.autograd.functional.jacobian` computes them: a map over the backward pass."""
+    call = make_call(keep=window(3), softcap=1.0)
+    output, exact, names = retiled(call), dense(call), [call.query, call.key, call.value]
+    weights = torch.randn(2, *output.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    expected = torch.autograd.grad(exact, names, weights, is_grads_batched=True)
+    found = torch.autograd.grad(output, names, weights, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(found, expected)
+    found = torch.func.vmap(lambda grad: torch.autograd.grad(output, names, grad))(weights)
+    torch.testing.assert_close(found, expected)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}], ids=["window", "soft cap"])
+def test_a_graph_of_make_fx_serves_other_masks(options: dict[str, Any]) -> None:
+    """It had the ranges of the mask that it was made with, so that other masks gave wrong outputs."""
+    call, other = make_call(keep=window(2), **options), window(10)
+    assert call.keep is not None
+    graph = make_fx(lambda keep: compute_output(replace(call, keep=keep)))(call.keep)
+    torch.testing.assert_close(graph(other), dense(replace(call, keep=other)))

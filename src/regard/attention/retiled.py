@@ -17,7 +17,7 @@ from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
 from regard.attention.spans import key_spans, union
 from regard.attention.tiles import LOG2_E, Tile, max_rows, tiles
-from regard.attention.tracing import is_traced, is_transformed
+from regard.attention.tracing import has_transforms, is_mapped, is_traced
 
 MASKS = ("keep", "bias", "key_mask")
 FULL_PRECISION = (torch.float32, torch.float64)
@@ -29,11 +29,10 @@ MOST_SEEN = 0.5
 def supports_retiled(call: AttentionCall) -> bool:
     """Return whether a call is softmax on a CPU, of plain tensors; elsewhere nobody has measured it."""
     is_softmax = call.operation is None and call.constant is None and not call.dropout
-    is_empty = 0 in (*call.query.shape, *call.value.shape)
-    if not is_softmax or is_empty or call.query.device.type != "cpu" or is_traced():
+    if not is_softmax or call.query.device.type != "cpu" or is_traced() or has_transforms():
         return False
     tensors = [tensor for name in (*QKV, *MASKS, "sink") if (tensor := getattr(call, name)) is not None]
-    if any(type(tensor) not in (Tensor, Parameter) or is_transformed(tensor) for tensor in tensors):
+    if 0 in (*call.query.shape, *call.value.shape) or any(type(t) not in (Tensor, Parameter) for t in tensors):
         return False
     return call.bias is None or not (call.bias.requires_grad or call.softcap is not None)
 
@@ -58,10 +57,15 @@ def retiled(call: AttentionCall) -> Float[Tensor, "batch head query value_width"
     with torch.autocast(call.query.device.type, enabled=False):
         wide = call.to_acc_dtype()
         sink = None if wide.sink is None else wide.sink.to(wide.query.dtype)
-        masks = {name: getattr(wide, name) for name in MASKS}
+        masks = {name: _savable(getattr(wide, name)) for name in MASKS}
         options = {name: getattr(wide, name) for name in OPTIONS}
         output: Tensor = _Retiled.apply(wide.query, wide.key, wide.value, sink, options, *masks.values())
         return output.to(call.query.dtype)
+
+
+def _savable(mask: Tensor | None) -> Tensor | None:
+    """Return a mask that may be kept for a backward pass, as one of inference mode may not."""
+    return mask.clone() if mask is not None and mask.is_inference() else mask
 
 
 class _Retiled(torch.autograd.Function):
@@ -82,12 +86,17 @@ class _Retiled(torch.autograd.Function):
         query, key, value, sink, *masks, output, lse = ctx.saved_tensors
         call = _make_call(query, key, value, sink, ctx.options, *masks)
         less = (grad * output).sum(-1, keepdim=True)
-        grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+        grads = _zeros(query, grad), _zeros(key, grad), _zeros(value, grad)
         with torch.autocast(grad.device.type, enabled=False):
             for tile in tiles(call):
                 _add_gradients(call, tile, grad, less, grads)
         sink_grad = None if sink is None else _sink_gradient(call, less[..., 0], lse)
         return (*grads, sink_grad, None, *(None for _ in masks))
+
+
+def _zeros(like: Tensor, grad: Tensor) -> Tensor:
+    """Return zeros in the shape of a tensor, for each of the gradients that a map hands over as one."""
+    return grad.new_zeros(like.shape) if is_mapped(grad) else torch.zeros_like(like)
 
 
 def _make_call(

@@ -9,7 +9,11 @@ from torch import Tensor
 
 def is_traced() -> bool:
     """Return whether a graph is being made: it serves other tensors, so that no value of these may decide anything."""
-    return torch.compiler.is_compiling() or torch._C._is_tracing()  # without the calls of torch.jit.is_tracing
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()  # without the calls of torch.jit.is_tracing
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # make_fx
+    )
 
 
 def is_exported() -> bool:
@@ -25,6 +29,16 @@ def is_eager() -> bool:
 def is_transformed(tensor: Tensor) -> bool:
     """Return whether a tensor stands for others, inside a transform of `torch.func`: vmap, grad, jvp."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def is_mapped(grad: Tensor) -> bool:
+    """Return whether a gradient stands for several, inside vmap of `torch.func` or by `is_grads_batched`."""
+    return is_transformed(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def has_transforms() -> bool:
+    """Return whether a transform of `torch.func` is at work, of some tensors or of none that are at hand."""
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def cached_for(tensor: Tensor, function: Any) -> Callable[..., Tensor]:
