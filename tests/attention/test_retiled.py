@@ -104,6 +104,15 @@ def test_output_and_gradients(case: str) -> None:
         torch.testing.assert_close(found, right)
 
 
+@pytest.mark.parametrize("logit", [-torch.inf, torch.finfo(torch.float64).min])
+def test_a_sink_that_is_none_has_no_gradient_beside_rows_that_see_no_key(logit: float) -> None:
+    """It was no number: the logit, less the normalizer of nothing."""
+    sink = torch.full((HEADS,), logit, dtype=torch.float64, requires_grad=True)
+    call = make_call(sink=sink, **CASES["blind rows"])
+    (grad,) = torch.autograd.grad(retiled(call).sum(), sink)
+    torch.testing.assert_close(grad, torch.zeros_like(grad))
+
+
 def test_a_call_that_is_trained_takes_this_way() -> None:
     call = make_call(keep=window(3), softcap=1.0)
     assert "_Retiled" in type(compute_output(call).grad_fn).__name__

@@ -136,5 +136,6 @@ def _sink_gradient(call: AttentionCall, less: Tensor, lse: Tensor) -> Tensor:
     """Return the gradient of the logits of a sink, of each head or of each query."""
     assert call.sink is not None
     assert call.sink_logits is not None
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a row that sees neither key nor sink
     of_queries = (call.sink_logits - lse).exp().mul_(less).neg_()
     return of_queries.sum((0, 2)) if call.sink.ndim == 1 else of_queries
