@@ -10,8 +10,8 @@ from torch import Tensor
 
 from regard.attention import blockwise as by_blocks
 from regard.attention import tiles as by_tiles
-from regard.attention.blockwise import blocks, reduce_by_rows
-from regard.attention.call import AttentionCall
+from regard.attention.blockwise import blocks, blockwise, reduce_by_rows
+from regard.attention.call import AttentionCall, Operation
 from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
 from regard.attention.spans import key_spans, union
@@ -121,6 +121,17 @@ def test_a_row_that_sees_nothing_has_zeros() -> None:
     keep[:, :, 4:8] = False
     check(make_call(keep, batch=2))
     check(make_call(torch.zeros(1, 1, 12, 12, dtype=torch.bool), batch=1))
+
+
+@pytest.mark.parametrize("keep", [packed([8, 4, 12]), band(24, 24, 6)], ids=["packed", "window"])
+def test_a_prefix_is_that_of_all_keys(keep: Tensor) -> None:
+    """Of what the mask left of a block, the first keys were taken for the prefix, and seen outside of the window."""
+    call, near = make_call(keep, batch=1), keep & (band(24, 24, 2) | (torch.arange(24) < 3))
+    expected, sums = dense(replace(call, keep=near), 3)
+    operation = Operation(window=2, prefix=3)
+    torch.testing.assert_close(blockwise(call, operation), expected)
+    found = reduce_by_rows(replace(call, operation=operation), ReductionRequest(names=frozenset({"column_mass"})))
+    torch.testing.assert_close(found["column_mass"], sums["column_mass"])
 
 
 @given(st.data())

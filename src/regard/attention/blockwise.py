@@ -102,7 +102,10 @@ def blocks(call: AttentionCall) -> Iterator[tuple[AttentionCall, slice]]:
 
 
 def _visible_keys(call: AttentionCall, rows: slice, shown: slice | None) -> slice:
-    """Return a range outside which no row sees a key; `shown` is what the mask of pairs leaves of them."""
+    """Return a range outside which no row sees a key, from the first key if some are a prefix.
+
+    `shown` is what the mask of pairs leaves of them.
+    """
     window, prefix, keys = None, 0, call.key.shape[2]
     if call.operation is not None:
         window, prefix = call.operation.window, call.operation.prefix
@@ -112,6 +115,6 @@ def _visible_keys(call: AttentionCall, rows: slice, shown: slice | None) -> slic
     if call.causal and (not prefix or call.key_mask is None):
         last = max(rows.stop + call.offset, prefix)
     if shown is not None:
-        first, last = max(first, shown.start), min(last, shown.stop)
+        first, last = first if prefix else max(first, shown.start), min(last, shown.stop)
     last = min(max(last, 1), keys)
     return slice(min(max(first, 0), max(last - 1, 0)), last)
