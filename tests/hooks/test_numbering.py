@@ -271,8 +271,9 @@ def test_each_execution_of_a_loop_can_be_selected(kind: str) -> None:
         assert selected.tolist() == whole.tolist()
         assert set(watch.frame(statistic)["layer"].dropna()) == {1, 4}
     message = "layers: this model has no layer 5; choose from 0 to 4"
-    with pytest.raises(UserError, match=message), watching(model, "hidden_norm", layers=[1, 5]):
-        model(tokens, use_cache=False)
+    for statistic in ("column_mass", "hidden_norm"):
+        with pytest.raises(UserError, match=message), watching(model, statistic, layers=[1, 5]):
+            model(tokens, use_cache=False)
     with pytest.raises(UserError, match="layers: this model has no layer -2; choose from 0 on"):
         watching(model, "hidden_norm", layers=[-2]).__enter__()
     assert _num_layers(model.model) is None

@@ -77,10 +77,10 @@ class Watch(Observer, Readings):
         stacks, located = select_stacks(model, part)
         self._root = RootTokens(model, [stack.module for stack in stacks])
         self._is_counted = not any(may_loop(stack.module) for stack in stacks)
-        count = max(map(num_blocks, stacks)) if self._is_counted else None
-        self._layers = None if layers is None else check_layers(layers, count)
-        self._last_layer = -1
-        """The last layer of any forward so far."""
+        count = max(map(num_blocks, stacks))
+        self._layers = None if layers is None else check_layers(layers, count if self._is_counted else None)
+        self._last_layer = count - 1
+        """The last layer that there is, as far as forwards have shown."""
         self._layers_with_attention: set[int] = set()
         self._called_stacks: set[str] = set()
         self.stacks = {stack.path: Sequences(stack, needing_whole_rows(statistics)) for stack in stacks}
@@ -146,7 +146,7 @@ class Watch(Observer, Readings):
                     self._take(name, partial(statistic.add_later, layers))
 
     def _check_attention(self) -> None:
-        if self._layers is not None and not self._is_counted and self._last_layer >= 0:
+        if self._layers is not None and not self._is_counted and self._called_stacks:
             check_layers(self._layers, self._last_layer + 1)
         names = [name for name in self.statistics if name not in self._of_hidden]
         check_attending(self._layers, self._layers_with_attention, names)
@@ -166,7 +166,8 @@ class Watch(Observer, Readings):
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
-            for block in stack.blocks if self._wanted.hidden or stack.is_own else ():
+            leaves = self._wanted.hidden or stack.is_own or (self._layers is not None and not self._is_counted)
+            for block in stack.blocks if leaves else ():
                 hooks.append(ModuleHook(block, partial(self._leave_block, sequences), is_after=True))
         return hooks
 
