@@ -12,7 +12,10 @@ from experiments.hosts.shrink import make_config, make_model
 from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import Watch, find_attention_layers, watching
-from regard.hooks.attention_function import attention_function, is_causal_layer
+from regard.hooks.attention_function import attention_function
+from regard.hooks.direction import is_causal_layer
+from regard.statistics import SinkRate
+from tests.contracts.conftest import randomised
 from tests.named_cache import behind, cache_of
 
 SMALL = {
@@ -132,30 +135,78 @@ def test_what_tokenizers_add_to_a_text_is_no_option_of_attention() -> None:
 def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     """Only a mask that lets each token see itself alone leaves the word to the module, padding aside.
 
-    LightGlue's modules say that they are causal, and its keypoints see all others.
+    LightGlue's modules say that they are causal, and its keypoints see all others. Those of streaming encoders say that
+    they are not, and see some tokens ahead.
     """
-    declared, undeclared = nn.Identity(), nn.Identity()
-    declared.is_causal = True
+    declared, undeclared, denied = nn.Identity(), nn.Identity(), nn.Identity()
+    declared.is_causal, denied.is_causal = True, False
     query = torch.randn(1, 1, 6, 4)
     full = torch.ones(1, 1, 6, 6, dtype=torch.bool)
     causal = full.tril()
     masks = {"full": full, "causal": causal, "prefix": causal | (torch.arange(6) < 3), "window": causal.triu(-2)}
     masks["both sides"] = full.tril(1).triu(-1)
+    masks["farther back"] = full.tril(1).triu(-3)
+    masks["chunks"] = (torch.arange(6)[:, None] // 2 - torch.arange(6) // 2)[None, None] >= 0
     masks["padded"] = full & (torch.arange(6) < 4)
     masks["one real token"] = full & (torch.arange(6) == 4)
     sides = {}
     for name, keep in masks.items():
         call = AttentionCall(query=query, key=query, value=query, scale=1.0, keep=keep)
-        sides[name] = (is_causal_layer(declared, call), is_causal_layer(undeclared, call))
+        sides[name] = tuple(is_causal_layer(module, call) for module in (declared, undeclared, denied))
     assert sides == {
-        "full": (False, False),
-        "causal": (True, True),
-        "prefix": (True, True),
-        "window": (True, True),
-        "both sides": (False, False),
-        "padded": (False, False),
-        "one real token": (True, False),
+        "full": (False, False, False),
+        "causal": (True, True, True),
+        "prefix": (True, True, False),
+        "window": (True, True, True),
+        "both sides": (False, False, False),
+        "farther back": (True, True, False),
+        "chunks": (True, True, False),
+        "padded": (False, False, False),
+        "one real token": (True, False, False),
     }
+
+
+def moonshine() -> Any:
+    """Return a model whose encoder sees 15 frames behind and 3 ahead."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+        "intermediate_size": 16,
+    }  # fmt: skip
+    encoder = sizes | {"sliding_windows": [[16, 4]], "initializer_range": 0.5}
+    config = transformers.MoonshineStreamingConfig(encoder_config=encoder, vocab_size=40, pad_token_id=0, **sizes)
+    model = transformers.MoonshineStreamingForConditionalGeneration._from_config(config, attn_implementation="eager")
+    return randomised(model).eval()
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("lengths", [(5,), (50,), (5, 50), (50, 5)], ids=str)
+@torch.no_grad()
+def test_an_encoder_that_sees_some_frames_ahead_is_one_at_every_length(lengths: tuple[int, ...]) -> None:
+    """A frame is seen by those from it on, however far a window reaches back, and by the three before it."""
+    model, drawn = moonshine(), torch.Generator().manual_seed(1)
+    sounds = {frames: torch.randn(1, 320 * frames, generator=drawn) for frames in lengths}
+    weights: list[Tensor] = []
+    attention = model.get_encoder().layers[0].self_attn
+    handle = attention.register_forward_hook(lambda _module, _args, output: weights.append(output[1][0].double()))
+    for sound in sounds.values():
+        model.get_encoder()(sound, attention_mask=torch.ones_like(sound, dtype=torch.long))
+    handle.remove()
+    with watching(model, ["column_mass", SinkRate((0.1,), 1)]) as watch:
+        for sound in sounds.values():
+            mask = torch.ones_like(sound, dtype=torch.long)
+            model(input_values=sound, attention_mask=mask, decoder_input_ids=torch.arange(4, 14)[None])
+    assert set(watch.frame("column_mass")["site"]) == {"encoder", "decoder", "cross"}
+    rates, counts = torch.zeros(2, max(lengths)).double(), torch.zeros(max(lengths))
+    for frames, matrix in zip(lengths, weights, strict=True):
+        place = torch.arange(frames)
+        alpha = matrix.sum(-2) / (frames - place + place.clamp(max=3))
+        rates[:, :frames] += 100.0 * (alpha > 0.1)
+        counts[:frames] += 1
+    table = watch.frame("sink_rate", site="encoder", layer=0).sort_values(["head", "position"])
+    actual = torch.tensor(table["value"].to_numpy()).reshape(2, -1)
+    torch.testing.assert_close(actual, rates / counts)
+    assert 0 < float(rates.mean()) < 100
 
 
 @pytest.mark.parametrize("name, site", [("CLIPText", "decoder"), ("LayoutLM", "encoder")])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall, visible_mask
+from regard.attention.call import AttentionCall
 from regard.attention.operator import attend, compute_output, reduce
 from regard.attention.reduction import ReductionRequest
 from regard.attention.tracing import is_traced, is_transformed
@@ -189,32 +189,6 @@ def _lacks_sdpa(module_class: type) -> bool:
     own = [host for host in hosts if host.__module__ == module_class.__module__]
     _LACKS_SDPA[module_class] = bool(own) and not any(host._supports_sdpa for host in own)
     return _LACKS_SDPA[module_class]
-
-
-def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | None = None) -> bool:
-    """Return whether no query of a layer sees a later key, or only within a prefix or an image. Reads the mask.
-
-    In such a layer some token sees another one that does not see it. A call of one token does not say it; then the
-    module does. `tokens` (batch, token) is False at what is known to be padding, which may see tokens and itself.
-    """
-    if call.causal:
-        return True
-    declared = getattr(module, "is_causal", None)
-    queries, keys = call.query.shape[2], call.key.shape[2]
-    if queries == 1 or queries != keys:
-        is_decoder = getattr(getattr(module, "config", None), "is_decoder", True)
-        return bool(is_decoder if declared is None else declared)
-    visible = visible_mask(call)
-    in_any = visible.flatten(0, 1).any(0)  # the parts above and below the diagonal are copies
-    if not bool(in_any.triu(1).any()):
-        return bool(in_any.tril(-1).any()) or declared is not False  # else each token sees itself alone
-    seen = visible.any(-2)
-    if tokens is not None and tokens.shape == (len(call.query), keys):
-        seen = seen & tokens[:, None].to(seen.device)
-    visible = visible & seen[..., None, :] & seen[..., :, None]
-    if bool((visible & ~visible.mT).any()):
-        return True
-    return declared is True and not bool((visible & visible.mT).triu(1).any())
 
 
 def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True) -> Tensor:

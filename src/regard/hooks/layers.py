@@ -14,7 +14,8 @@ from regard.attention.call import AttentionCall
 from regard.attention.quantized import compute_dtype, first_name, is_packed, is_quantized_linear, read_entries
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
-from regard.hooks.attention_function import Observer, is_causal_layer
+from regard.hooks.attention_function import Observer
+from regard.hooks.direction import is_causal_layer
 from regard.hooks.input_projections import find_fused_projection
 from regard.hooks.module_tree import find_root
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site

@@ -7,9 +7,9 @@ from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
 from regard.errors import UserError, warn_user
-from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.direct_calls import is_in_call
+from regard.hooks.direction import is_causal_layer
 from regard.hooks.forward_pass import seen_keys
 from regard.hooks.modules import find_outside
 

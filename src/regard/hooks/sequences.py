@@ -18,8 +18,8 @@ from regard.attention.gradients import no_grad
 from regard.errors import UserError
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.alignment import SampleAlignment
-from regard.hooks.attention_function import is_causal_layer
 from regard.hooks.cached_keys import check_same_keys, lent_cache, unknown_cache
+from regard.hooks.direction import is_causal_layer, is_one_sided
 from regard.hooks.forward_pass import ForwardContext, find_tokens, hides_room, keeps_apart, packed_blocks, seen_keys
 from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
@@ -77,6 +77,8 @@ class Sequences:
         self._key_entries: tuple[Tensor, int] | None = None
         """Some entries of every key of the latest forward, and the position of the first of these keys."""
         self._sees_ahead: bool | None = None
+        self._is_one_sided = False
+        """Whether some token of an encoder sees another one that does not see it, as in chunks."""
         self._seen_keys: dict[str, Tensor | None] = {}
         """The keys that queries see, by kind of attention, where they say what padding is; None if all are seen."""
 
@@ -179,6 +181,8 @@ class Sequences:
             forward.token_mask = seen_keys(call)  # the mask is of what became tokens, as of the samples of a sound
         elif not forward.offset and not (forward.token_mask is None and self._hides_padding_by_itself):
             forward.token_mask = find_tokens(call, forward.token_mask, sees_ahead=self.role == "encoder")
+        if self.role == "encoder" and call.keep is not None and call.key.shape[2] == queries:
+            self._is_one_sided = is_one_sided(call, forward.token_mask)
         self._check_rows(call)
 
     def _read_padding(self, kind: str, call: AttentionCall) -> None:
@@ -384,7 +388,7 @@ class Sequences:
             yield Observation(
                 site=cross_site(site) if kind == "cross" else site,
                 layer=index,
-                causal=kind == "self" and self.role == "decoder",
+                causal=kind == "self" and (self.role == "decoder" or self._is_one_sided),
                 length=own_queries.length,
                 keys=keys.length,
                 token_ids=None if tokens is None else keys.align_tokens(tokens.to(device)),

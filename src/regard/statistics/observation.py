@@ -21,7 +21,7 @@ class Observation:
     Attributes:
         site: "decoder" (causal), "encoder" (bidirectional) or "cross".
         layer: Index of the layer; −1 for the embeddings.
-        causal: A query sees no key after its own position.
+        causal: A query sees no key after its own position, or some of them within a prefix or a chunk.
         length: Real queries of each sample.
         keys: Real keys of each sample; other than `length` only in cross-attention.
         token_ids: Token ids of the keys.
@@ -78,8 +78,8 @@ class Observation:
     def num_visible_queries(self, width: int) -> Int[Tensor, "sample key"]:
         """Return the number n_k of queries that may see each of the first `width` keys k, counted from 0.
 
-        In a causal site these are the T − k queries from k on and the earlier ones that a prefix or the mask lets see
-        the key, such as the tokens of one image. In other sites all queries count. A window does not lower n_k.
+        In a causal layer these are the T − k queries from k on and the earlier ones that a prefix or the mask lets see
+        the key, such as the tokens of one image. In other layers all queries count. A window does not lower n_k.
         """
         if not self.causal:
             return self.length[:, None].expand(-1, width)
