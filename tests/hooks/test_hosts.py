@@ -13,7 +13,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import Watch, find_attention_layers, watching
 from regard.hooks.attention_function import attention_function
-from regard.hooks.direction import is_causal_layer
+from regard.hooks.direction import is_causal_layer, is_one_sided
 from regard.statistics import SinkRate
 from tests.contracts.conftest import randomised
 from tests.named_cache import behind, cache_of
@@ -145,20 +145,24 @@ def test_which_layers_are_causal_is_read_from_the_mask() -> None:
     causal = full.tril()
     masks = {"full": full, "causal": causal, "prefix": causal | (torch.arange(6) < 3), "window": causal.triu(-2)}
     masks["both sides"] = full.tril(1).triu(-1)
+    masks["farther ahead"] = full.tril(3).triu(-1)
     masks["farther back"] = full.tril(1).triu(-3)
     masks["chunks"] = (torch.arange(6)[:, None] // 2 - torch.arange(6) // 2)[None, None] >= 0
     masks["padded"] = full & (torch.arange(6) < 4)
     masks["one real token"] = full & (torch.arange(6) == 4)
-    sides = {}
+    sides, one_sided = {}, set()
     for name, keep in masks.items():
         call = AttentionCall(query=query, key=query, value=query, scale=1.0, keep=keep)
         sides[name] = tuple(is_causal_layer(module, call) for module in (declared, undeclared, denied))
+        one_sided |= {name} if is_one_sided(call) else set()
+    assert one_sided == {"causal", "prefix", "window", "farther back", "chunks"}
     assert sides == {
         "full": (False, False, False),
         "causal": (True, True, True),
         "prefix": (True, True, False),
         "window": (True, True, True),
         "both sides": (False, False, False),
+        "farther ahead": (False, False, False),
         "farther back": (True, True, False),
         "chunks": (True, True, False),
         "padded": (False, False, False),

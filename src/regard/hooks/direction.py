@@ -1,4 +1,4 @@
-"""Whether the tokens of a layer see later ones, and whether they are seen by all that they see."""
+"""Which way a layer attends: whether its tokens see later ones, and whether earlier ones that they see see them."""
 
 from torch import Tensor, nn
 
@@ -8,8 +8,8 @@ from regard.attention.call import AttentionCall, visible_mask
 def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | None = None) -> bool:
     """Return whether no query of a layer sees a later key, or only within a prefix or an image. Reads the mask.
 
-    In such a layer some token sees another one that does not see it. So it is in chunks, and in a window that reaches
-    ahead, of a module that says that it is not causal, as those of streaming speech encoders do. A call of one token
+    In such a layer some token sees an earlier one that does not see it. So it is in streaming speech encoders, too,
+    which work in chunks or see some tokens ahead; but there the module says that it is not causal. A call of one token
     does not say it; then the module does. `tokens` is that of `is_one_sided`.
     """
     if call.causal:
@@ -31,12 +31,13 @@ def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | Non
 
 
 def is_one_sided(call: AttentionCall, tokens: Tensor | None = None) -> bool:
-    """Return whether some token of a self-attention sees another one that does not see it.
+    """Return whether some token of a self-attention sees an earlier one that does not see it.
 
-    `tokens` (batch, token) is False at what is known to be padding, which may see tokens and itself.
+    It is not so in a window that reaches farther ahead than back (T5Gemma 2). `tokens` (batch, token) is False at
+    what is known to be padding, which may see tokens and itself.
     """
     visible = _visible_tokens(call, tokens)
-    return bool((visible & ~visible.mT).any())
+    return bool((visible & ~visible.mT).tril(-1).any())
 
 
 def _visible_tokens(call: AttentionCall, tokens: Tensor | None) -> Tensor:

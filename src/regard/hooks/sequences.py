@@ -78,7 +78,7 @@ class Sequences:
         """Some entries of every key of the latest forward, and the position of the first of these keys."""
         self._sees_ahead: bool | None = None
         self._is_one_sided = False
-        """Whether some token of an encoder sees another one that does not see it, as in chunks."""
+        """Whether some token of an encoder sees an earlier one that does not see it, as in chunks."""
         self._seen_keys: dict[str, Tensor | None] = {}
         """The keys that queries see, by kind of attention, where they say what padding is; None if all are seen."""
 
