@@ -141,6 +141,24 @@ def test_entities_of_bioes_bilou_and_bmes(tmp_path: Path, last: str, single: str
     assert tags == ["B-PER", "I-PER", "I-PER", "O", "B-LOC", "B-LOC"]
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "written,expected",
+    [
+        ("E-X E-X I-X E-X", "B-X B-X B-X I-X"),  # IOE2: each entity has an end
+        ("I-X E-X I-X I-X", "B-X I-X B-X I-X"),  # IOE1: the first of two adjacent ones has an end
+        ("B-X E-X B-X E-X S-X S-X", "B-X I-X B-X I-X B-X B-X"),
+        ("B-X L-X I-X U-X I-Y E-X", "B-X I-X B-X B-X B-Y B-X"),
+    ],
+)
+def test_an_entity_does_not_go_on_behind_its_end(tmp_path: Path, written: str, expected: str) -> None:
+    for name in ("train.txt", "dev.txt"):
+        write(tmp_path / name, "".join(f"w {tag}\n" for tag in written.split()) + "v O\n")
+    task = read_task("ner", tmp_path)
+    tags = [task.labels[index] for index in cast(tuple[int, ...], task.train.labels[0])]
+    assert tags == [*expected.split(), "O"]
+
+
 def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) -> None:
     for name in ("train.txt", "dev.txt"):
         write(tmp_path / name, "B-PER Ada\nO ran\n")
@@ -149,7 +167,17 @@ def test_a_column_that_has_no_entities_is_refused_as_it_is_read(tmp_path: Path) 
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("before,told", [("", "no word"), ("a O\n", "O"), ("a B-X\n", "B-X"), ("a B-Y\n\n", "no word")])
+@pytest.mark.parametrize(
+    "before,told",
+    [
+        ("", "no word"),
+        ("a O\n", "O"),
+        ("a B-X\n", "B-X"),
+        ("a B-Y\n\n", "no word"),
+        ("a S-Y\n", "S-Y"),
+        ("a B-Y\na E-Y\n", "E-Y"),
+    ],
+)
 def test_a_tag_within_an_entity_that_did_not_begin_is_refused(before: str, told: str, tmp_path: Path) -> None:
     """It was taken as the beginning of an entity, which no scheme calls M."""
     for name in ("train.txt", "dev.txt"):

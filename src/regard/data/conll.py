@@ -25,6 +25,7 @@ def read_conll(path: Path, task: str) -> Table:
     rows: list[TableRow] = []
     words: list[str] = []
     tags: list[str] = []
+    previous = ""
     num_columns = first_line = 0
     for number, line in enumerate([*read_text_lines(path), ""], start=1):
         fields = _GAP.split(line.strip(" \t")) if line.strip() else []
@@ -37,23 +38,28 @@ def read_conll(path: Path, task: str) -> Table:
                 raise UserError(f"task: expected {names} in {path}, line {number}, got {num_columns}")
             first_line = first_line or number
             words.append(fields[0])
-            tags.append(fields[1] if task == "pos" else _read_entity_tag(fields[-1], tags, path, number))
+            tags.append(fields[1] if task == "pos" else _read_entity_tag(fields[-1], previous, path, number))
+            previous = fields[-1]
         elif words:
             rows.append(TableRow(tuple(words), convert_to_bio2(tags) if task == "ner" else tuple(tags), first_line))
-            words, tags, first_line = [], [], 0
+            words, tags, previous, first_line = [], [], "", 0
     return Table(str(path), tuple(rows))
 
 
-def _read_entity_tag(tag: str, before: Sequence[str], path: Path, number: int) -> str:
-    """Return a tag of an entity as B-, I- or O; `before` are those of the sentence so far."""
+def _read_entity_tag(tag: str, previous: str, path: Path, number: int) -> str:
+    """Return a tag of an entity as B-, I- or O; `previous` is that of the word before, as written, if there is one.
+
+    What E-, L-, S- or U- has ended does not go on: the next word of its type begins an entity.
+    """
     bio = _TO_BIO[tag[0]] + tag[1:] if tag[:1] in _TO_BIO and tag[1:2] == "-" else tag
     if not _ENTITY_TAG.fullmatch(bio):
         expected = "an entity's tag (O, B-, I-, or E-, S-, M-, L-, U- with a type) in the last column"
         raise UserError(f"task: expected {expected} of {path}, line {number}, got {tag!r}")
-    if tag.startswith("M-") and (not before or before[-1][1:] != tag[1:]):
+    if tag.startswith("M-") and previous not in (f"B{tag[1:]}", tag):
         expected = f"M- (of BMES, within an entity) behind B- or M- of its type in {path}, line {number}"
-        raise UserError(f"task: expected {expected}, got {tag!r} behind {before[-1] if before else 'no word'}")
-    return bio
+        raise UserError(f"task: expected {expected}, got {tag!r} behind {previous or 'no word'}")
+    has_ended = previous[1:] == tag[1:] and previous[:1] in ("E", "L", "S", "U")
+    return f"B{tag[1:]}" if has_ended else bio
 
 
 def convert_to_bio2(tags: Sequence[str]) -> tuple[str, ...]:
