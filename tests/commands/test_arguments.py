@@ -186,6 +186,7 @@ def test_help_shows_the_default_of_every_number(regard: Callable[..., Any]) -> N
         "measure": ("--seed N seed of the choice of windows and of random weights (default: 0)",),
         "convert": ("weight decay of AdamW (default: 0.0)", "seed of batches and dropout (default: 0)"),
         "pretrain": ("--num-layers N layers (default: 4)", "those of nano", "no targets of the loss (default: 0)"),
+        "replace": ("or paper (all rows) (default: laptop)",),
         "learn": (
             "maximum training rows per class (laptop: 60)",
             "epochs of full training (laptop: 3)",

@@ -68,7 +68,7 @@ def add_config_options(
 
 
 def _format_default(option: Option, scale: str = "", values: Mapping[str, Any] = MappingProxyType({})) -> str:
-    if "default" in option.help or (scale and f"{scale}:" in option.help):
+    if re.search(r"\bdefault\b", option.help) or (scale and f"{scale}:" in option.help):
         return ""
     if option.default is None and values.get(option.name) is not None:
         return f" ({scale}: {values[option.name]})"
