@@ -12,8 +12,10 @@ from regard.continual import run as running
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import METHODS
+from regard.continual.methods.sapt_config import SaptConfig
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
+from regard.runs.work_dir import check_same_identity
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 ADAPTERS = {"rank": 2, "alpha": 4}
@@ -54,6 +56,20 @@ def test_another_run_does_not_go_on(changes: dict[str, Any], tmp_path: Path, mon
     learner, method = begun(**changes)
     with pytest.raises(UserError, match=r"^cannot resume: "):
         run_stream(learner, method, folder=tmp_path, resume=True)
+
+
+def test_a_run_of_before_there_was_a_setting_goes_on_with_its_default() -> None:
+    name, writes = "generator_repetition_penalty", {"router": "attention", "reflection": "generated", "r": 2}
+
+    def fingerprint(**settings: Any) -> dict[str, Any]:
+        method = METHODS["sapt"](METHODS["sapt"].Config.parse({**writes, **settings}))
+        return running._fingerprint(begun()[0], method)
+
+    settings = {one: value for one, value in SaptConfig(**writes).to_dict().items() if one != name}
+    before = {**fingerprint(), "settings": settings}
+    check_same_identity(before, fingerprint())
+    with pytest.raises(UserError, match=f"{name} was null when the run started and is 1.5 now"):
+        check_same_identity(before, fingerprint(**{name: 1.5}))
 
 
 def test_two_stages_of_a_task_draw_batches_of_their_own() -> None:

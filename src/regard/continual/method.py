@@ -38,6 +38,9 @@ Fraction = Annotated[float, Range(0, 1)]
 class MethodConfig:
     """Base of settings; a type says what one may be: a number in a `Range`, a text of a `Literal`, true or false."""
 
+    newer: ClassVar[frozenset[str]] = frozenset()
+    """Settings that came later: a run of before goes on as one that has their default."""
+
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_value(name, getattr(self, name), hint)
@@ -57,6 +60,12 @@ class MethodConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def identity(self) -> dict[str, Any]:
+        """Return the settings that a resumed run may not change, without `newer` ones that have their default."""
+        defaults = {setting.name: setting.default for setting in dataclasses.fields(self)}
+        values = self.to_dict().items()
+        return {name: value for name, value in values if name not in self.newer or value != defaults[name]}
 
 
 def suggest_name(name: str, valid_names: Iterable[str]) -> str:

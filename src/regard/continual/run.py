@@ -208,7 +208,7 @@ def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
     return {
         "method": type(method).__name__,
         **({"source": method.source_sha256} if method.source_sha256 else {}),
-        "settings": method.config.to_dict(),
+        "settings": method.config.identity(),
         "budget": {name: value for name, value in dataclasses.asdict(learner.budget).items() if name not in unused},
         "seed": learner.seed,
         "stream": {"name": stream.name, "order": list(stream.order), "tasks": tasks},

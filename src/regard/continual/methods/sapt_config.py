@@ -75,6 +75,7 @@ class SaptConfig(adapter_network.LoraConfig):
     """
 
     conditions: ClassVar[Mapping[str, tuple[RequiredSetting, ...]]] = CONDITIONS
+    newer: ClassVar[frozenset[str]] = frozenset({"generator_repetition_penalty"})
     adapter_type: Block = "lora"
     num_virtual_tokens: method.PositiveInt = 10
     encoder_hidden_size: method.NonNegativeInt = 800
