@@ -147,7 +147,7 @@ def test_entities_of_bioes_bilou_and_bmes(tmp_path: Path, last: str, single: str
     [
         ("E-X E-X I-X E-X", "B-X B-X B-X I-X"),  # IOE2: each entity has an end
         ("I-X E-X I-X I-X", "B-X I-X B-X I-X"),  # IOE1: the first of two adjacent ones has an end
-        ("B-X E-X B-X E-X S-X S-X", "B-X I-X B-X I-X B-X B-X"),
+        ("B-X E-X B-X S-X S-X E-X", "B-X I-X B-X B-X B-X B-X"),
         ("B-X L-X I-X U-X I-Y E-X", "B-X I-X B-X B-X B-Y B-X"),
     ],
 )

@@ -133,7 +133,7 @@ class LearnConfig(Config):
     num_epochs: int | None = config_field(None, "epochs of full training")
     min_steps: int | None = config_field(
         None,
-        "minimum steps of a phase on a task's rows; few rows get more epochs (laptop: 48; 0 with --num-epochs)",
+        "minimum steps of a phase on a task's rows; few rows get more epochs (laptop: 48; 0 if epochs are given)",
         minimum=0,
     )
     max_steps: tuple[Any, ...] | None = config_field(
