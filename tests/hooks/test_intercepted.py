@@ -210,15 +210,20 @@ def test_queries_fewer_than_keys_see_the_first_of_them(kind: str) -> None:
 
 
 @pytest.mark.every_value
-@pytest.mark.parametrize("one", ["queries", "keys and values"])
+@pytest.mark.parametrize("one", ["queries", "keys and values", "head of queries"])
 @torch.no_grad()
-def test_one_row_of_queries_or_of_keys_is_that_of_all_samples(one: str) -> None:
+def test_one_row_of_queries_or_of_keys_is_that_of_all_samples_and_one_head_that_of_all(one: str) -> None:
     """As learned queries are, which `scaled_dot_product_attention` broadcasts."""
 
     class One(Attention):
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            q, k, v = (q[:1], k, v) if one == "queries" else (q, k[:1], v[:1])
+            parts = {
+                "queries": (q[:1], k, v),
+                "keys and values": (q, k[:1], v[:1]),
+                "head of queries": (q[:, :1], k, v),
+            }
+            q, k, v = parts[one]
             self.weights = (q.double() @ k.double().mT * 8**-0.5).softmax(-1).expand(len(x), -1, -1, -1)
             output: Tensor = self.proj(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
             return output

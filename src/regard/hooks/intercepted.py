@@ -254,6 +254,8 @@ def _read_call(
     if not len(query) == len(key) == len(value):  # one row is that of all samples
         batch = max(map(len, (query, key, value)))
         query, key, value = (part.expand(batch, -1, -1, -1) for part in (query, key, value))
+    if query.shape[1] == 1:  # one head of queries is that of all heads of keys and values
+        query = query.expand(-1, max(key.shape[1], value.shape[1]), -1, -1)
     queries, keys = query.shape[2], key.shape[2]
     if is_causal and queries != keys:
         seen = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()

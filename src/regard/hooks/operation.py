@@ -113,7 +113,7 @@ def longest_sequence(spec: AttentionSpec, layer: AttentionLayer) -> int | None:
     if spec.extra != "pseudo-scores":
         return None
     if not layer.causal:
-        expected = "layers that see no later key, in whose place pseudo-scores stand (choose them with sites=)"
+        expected = "layers that see no later key, where pseudo-scores stand (choose them with sites=, in Python)"
         raise UserError(f"attention: expected {expected}; layer {layer.layer} ({layer.site}) sees later keys")
     longest = getattr(getattr(layer.stack.module, "config", None), "max_position_embeddings", None)
     if not isinstance(longest, int) or longest < 1:
@@ -199,7 +199,7 @@ def _select_layers(
         raise UserError("layers: expected one layer at least, got none")
     if spec.prefix and not all(layer.causal for layer in selected):
         raise UserError(
-            "attention: a prefix beside a window needs layers that see no later key; choose others with sites="
+            "attention: a prefix beside a window needs layers that see no later key; choose others with sites= (Python)"
         )
     return selected
 
