@@ -23,7 +23,7 @@ MASKS = ("keep", "bias", "key_mask")
 FULL_PRECISION = (torch.float32, torch.float64)
 OPTIONS = ("scale", "causal", "offset", "softcap")
 MOST_SEEN = 0.5
-"""Share of a matrix outside of ranges that a mask hides, up to which the rest of it is quicker than all by PyTorch."""
+"""Tiles are quicker than PyTorch's attention if the ranges that a mask shows are at most this share of the matrix."""
 
 
 def supports_retiled(call: AttentionCall) -> bool:
