@@ -157,6 +157,7 @@ def test_what_is_by_something_else_than_tokens_is_not_moved() -> None:
         ([torch.tensor([LONG])], {"length": 0}, "length: expected at least 1, got 0"),
         ([torch.tensor([LONG])], {"layout": "page"}, "layout: expected natural or paper, got 'page'"),
         (torch.tensor([LONG]), {}, "batches: expected a list of batches, got one batch"),
+        ([None, {"input_ids": torch.tensor([LONG])}], {}, "batches: expected a list of batches, each a .* NoneType"),
         ({"input_ids": torch.tensor([LONG])}, {}, "batches: expected a list of batches, got one batch"),
         ([], {}, "batches: expected at least one batch to average over, got none"),
         ([{}], {}, "batches: expected model inputs in each batch, one is empty"),

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -71,16 +71,21 @@ def average_attention(
     if isinstance(batches, (Tensor, Mapping, str)):
         raise UserError("batches: expected a list of batches, got one batch; put it into a list")
     remaining = iter(batches)
-    first = next(remaining, None)
-    layers = _find_layers(model, first)
+    first = list(islice(remaining, 1))
+    prepare = partial(_prepare_inputs, model, length, layout)
+    try:
+        layers = find_attention_layers(model)
+    except NeedsInputs:
+        if not first:
+            raise
+        layers = find_attention_layers(model, prepare(first[0]))
     verify_own_attention(model)
     sums = _AttentionSums(layers, length)
     digest, samples, batches_done = hashlib.sha256(), 0, 0
     modules = list(dict.fromkeys(layer.module for layer in layers))
     with eval_no_grad(model), observing(model, sums, modules, hooks=sums.hooks()):
-        for batch in remaining if first is None else chain([first], remaining):
-            inputs = _prepare_inputs(batch, length, layout, first_device(model))
-            _use_labels_as_decoder_inputs(model, inputs)
+        for batch in chain(first, remaining):
+            inputs = prepare(batch)
             for name in sorted(inputs):
                 digest.update(tensor_bytes(inputs[name]))
             model(**inputs)
@@ -100,28 +105,15 @@ def average_attention(
     return sums.constants(origin)
 
 
-def _find_layers(model: Any, batch: Mapping[str, Tensor] | Tensor | None) -> list[AttentionLayer]:
-    """Return the attention layers of a model, which reads a batch for that if it takes no small input."""
-    try:
-        return find_attention_layers(model)
-    except NeedsInputs:
-        if not isinstance(batch, Mapping):
-            raise
-        inputs = {name: _read_tensor(name, values) for name, values in batch.items() if values is not None}
-        _use_labels_as_decoder_inputs(model, inputs)
-        return find_attention_layers(model, inputs)
-
-
 def vocabulary_digest(tokenizer: Any) -> str:
     """Return a hash of a tokenizer's vocabulary."""
     pairs = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
     return hashlib.sha256(repr(pairs).encode()).hexdigest()
 
 
-def _prepare_inputs(
-    batch: Mapping[str, Tensor] | Tensor, length: int, layout: str, device: torch.device
-) -> dict[str, Tensor]:
+def _prepare_inputs(model: Any, length: int, layout: str, batch: Mapping[str, Tensor] | Tensor) -> dict[str, Tensor]:
     """Return a batch as the arguments of a forward, its padding behind. Raise a UserError for another shape."""
+    device = first_device(model)
     if not isinstance(batch, (Tensor, Mapping)):
         raise UserError(
             "batches: expected a list of batches, each a dictionary of model inputs or a tensor of ids; got one of "
@@ -151,6 +143,7 @@ def _prepare_inputs(
         labels = inputs.get("labels")
         if labels is not None and labels.ndim == 2:
             inputs["labels"] = _in_order(labels, (labels == IGNORE_INDEX).cumprod(1).bool())
+    _use_labels_as_decoder_inputs(model, inputs)
     return inputs
 
 
