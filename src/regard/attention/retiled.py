@@ -1,7 +1,7 @@
 """Softmax attention with any mask, soft cap and sink, whose backward pass computes the tiles of the matrix again.
 
-Of a forward pass the log-normalizers are kept, no query × key entries. With weights a_ij of a tile, the gradient g_i of
-an output and D_i = g_i·o_i, the gradient of a score is a_ij (g_i·v_j − D_i), and that of a sink's logit −a_i D_i.
+Of a forward pass the output is kept, no query × key entries. With weights a_ij of a tile, the gradient g_i of an output
+and D_i = g_i·o_i, the gradient of a score is a_ij (g_i·v_j − D_i), and that of a sink's logit −a_i D_i.
 """
 
 from typing import Any
@@ -13,14 +13,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from regard.attention.call import QKV, AttentionCall
+from regard.attention.one_token import EXACT
 from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
 from regard.attention.spans import key_spans, union
-from regard.attention.tiles import LOG2_E, Tile, max_rows, tiles
+from regard.attention.tiles import LOG2_E, Tile, max_rows, sink_scores, tiles
 from regard.attention.tracing import has_transforms, is_mapped, is_traced
 
 MASKS = ("keep", "bias", "key_mask")
-FULL_PRECISION = (torch.float32, torch.float64)
 OPTIONS = ("scale", "causal", "offset", "softcap")
 MOST_SEEN = 0.5
 """Tiles are quicker than PyTorch's attention if the ranges that a mask shows are at most this share of the matrix."""
@@ -43,7 +43,7 @@ def is_mostly_hidden(call: AttentionCall) -> bool:
     That is measured in full precision alone (`python -m benchmarks.attention_function`, `attention_backend`).
     """
     queries, keys = call.query.shape[2], call.key.shape[2]
-    if call.keep is None or call.query.dtype not in FULL_PRECISION or not supports_retiled(call):
+    if call.keep is None or call.query.dtype not in EXACT or not supports_retiled(call):
         return False
     num_rows = min(queries, max_rows(call))
     if num_rows == queries or torch.is_autocast_enabled("cpu") or (spans := key_spans(call, num_rows)) is None:
@@ -74,23 +74,28 @@ class _Retiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         call = _make_call(*inputs)
-        output, rows = one_pass(call, ReductionRequest(names=frozenset({"lse"})), output=True)
+        output, _ = one_pass(call, ReductionRequest(), output=True)
         assert output is not None
         query, key, value, sink, ctx.options, *masks = inputs
-        ctx.save_for_backward(query, key, value, sink, *masks, output, rows["lse"])
+        ctx.save_for_backward(query, key, value, sink, *masks, output)
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, sink, *masks, output, lse = ctx.saved_tensors
+        query, key, value, sink, *masks, output = ctx.saved_tensors
         call = _make_call(query, key, value, sink, ctx.options, *masks)
         less = (grad * output).sum(-1, keepdim=True)
         grads = _zeros(query, grad), _zeros(key, grad), _zeros(value, grad)
+        sink_grad = None if sink is None else torch.zeros_like(less)
         with torch.autocast(grad.device.type, enabled=False):
             for tile in tiles(call):
+                if sink is not None and sink_grad is not None:
+                    shares = torch.exp2(sink_scores(sink, tile.at_queries, sink.dtype) - tile.base) / tile.total
+                    sink_grad[tile.at_queries] = -shares * less[tile.at_queries]
                 _add_gradients(call, tile, grad, less, grads)
-        sink_grad = None if sink is None else _sink_gradient(call, less[..., 0], lse)
+        if sink is not None and sink_grad is not None:
+            sink_grad = sink_grad.sum((0, 2, 3)) if sink.ndim == 1 else sink_grad[..., 0]
         return (*grads, sink_grad, None, *(None for _ in masks))
 
 
@@ -130,12 +135,3 @@ def _add_gradients(
 def _by_group(rows: Tensor, per_group: int) -> Tensor:
     """Put the rows of heads that share keys below each other: (sample and group, row, width)."""
     return rows.reshape(-1, per_group * rows.shape[2], rows.shape[3])
-
-
-def _sink_gradient(call: AttentionCall, less: Tensor, lse: Tensor) -> Tensor:
-    """Return the gradient of the logits of a sink, of each head or of each query."""
-    assert call.sink is not None
-    assert call.sink_logits is not None
-    lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a row that sees neither key nor sink
-    of_queries = (call.sink_logits - lse).exp().mul_(less).neg_()
-    return of_queries.sum((0, 2)) if call.sink.ndim == 1 else of_queries

@@ -165,8 +165,7 @@ def _exponentiate(
     """Return the maximum and the normalizer of each row; make `raw` relative to the first, and write `exps`."""
     base = raw.amax(-1, keepdim=True)
     if call.sink is not None:
-        logits = call.sink[index[1]][None, :, None] if call.sink.ndim == 1 else call.sink[index]
-        sink = (logits.to(raw.dtype) * LOG2_E)[..., None]
+        sink = sink_scores(call.sink, index, raw.dtype)
         base = torch.maximum(base, sink)
     may_see_none = call.keep is not None or call.bias is not None or call.key_mask is not None or call.offset < 0
     if may_see_none:
@@ -178,6 +177,12 @@ def _exponentiate(
     if may_see_none:
         total.clamp_(min=1.0)
     return base, total
+
+
+def sink_scores(sink: Tensor, index: tuple[slice, slice, slice], dtype: torch.dtype) -> Tensor:
+    """Return the scores of a sink, to base 2, that stand beside the rows of a tile at an index."""
+    logits = sink[index[1]][None, :, None] if sink.ndim == 1 else sink[index]
+    return (logits.to(dtype) * LOG2_E)[..., None]
 
 
 class _Masks:
