@@ -52,6 +52,8 @@ NOT_BY_BACKEND = {
     ("fused", "top_k"): {"top_k": 3},
     ("chunked", "top_k"): {"weighting": "linear", "top_k": 3},
     ("rowwise", "weighting=sigmoid"): {"weighting": "sigmoid"},
+    ("sparse", "all keys without top_k"): {"weighting": "sigmoid"},
+    ("sparse", "positions=alibi"): {"top_k": 8, "positions": "alibi"},
     ("flex", "weighting=linear"): {"weighting": "linear"},
     ("flex", "an extra column beside weights that are no softmax"): {"weighting": "sigmoid", "extra": "k-bias"},
 }
@@ -67,7 +69,7 @@ RESOLVED = {
     "elu-kernel": "chunked",
     "mlp-kernel-normalised": "chunked",
     "softpick": "rowwise",
-    "top-8": "blockwise",
+    "top-8": "sparse",
     "differential": "fused",
 }
 

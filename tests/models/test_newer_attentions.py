@@ -140,7 +140,7 @@ def test_pairs_need_an_even_number_of_keys_and_values() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["differential", "value-residual", "gated-per-head", "top-8"])
 def test_default_statistics_are_measured(name: str) -> None:
-    assert ATTENTIONS[name].resolved in ("fused", "blockwise")
+    assert ATTENTIONS[name].resolved in ("fused", "sparse")
     model = model_of(name)
     with watching(model) as watch:
         model(ids())

@@ -42,12 +42,19 @@ def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch hea
         output = _folded(call, window) if window <= MAX_BLOCK else _in_blocks(call, window)
     if operation.prefix:
         prefix = slice(0, min(operation.prefix, queries))
-        value = operation.extra_value if operation.extra_key is not None else None
-        start = blockwise(call.select_tokens(prefix, prefix), replace(operation, window=None, extra_value=value))
+        start = _prefix(call.select_tokens(prefix, prefix), replace(operation, window=None))
         output = torch.cat([start, output[:, :, prefix.stop :]], dim=2)
     if operation.extra_value is not None and operation.extra_key is None:
         output = output + operation.extra_value.to(output.dtype)[:, None]
     return output
+
+
+def _prefix(call: AttentionCall, operation: Operation) -> Tensor:
+    """Return the output of tokens that all see each other."""
+    if column_score(call, operation) is None and operation.slopes is None:
+        return sdpa(call)
+    value = operation.extra_value if operation.extra_key is not None else None
+    return blockwise(call, replace(operation, extra_value=value))
 
 
 def _causal(call: AttentionCall, operation: Operation) -> Tensor:

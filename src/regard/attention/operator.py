@@ -23,6 +23,7 @@ from regard.attention.recomputed import recomputed
 from regard.attention.reduction import BY_POSITION, ReductionRequest, reduce_dense
 from regard.attention.retiled import is_mostly_hidden, retiled, supports_retiled
 from regard.attention.single_query import single_query, supports_single_query
+from regard.attention.sparse import sparse, supports_sparse
 from regard.attention.spectral import spectral_bound
 from regard.attention.tracing import always, is_exported, is_traced
 
@@ -34,6 +35,7 @@ BACKENDS: dict[str, Callable[[AttentionCall, Operation], Tensor]] = {
     "chunked": chunked,
     "fused": fused,
     "flex": flex,
+    "sparse": sparse,
 }
 """What computes the output of an operation, by `AttentionSpec.backend`."""
 
@@ -162,6 +164,8 @@ def select_backend(call: AttentionCall, operation: Operation) -> str:
     """Return the name in `BACKENDS` of what computes the output; on CUDA FlexAttention replaces tiles and blocks."""
     if operation.backend == "materialised" or is_exported():  # loops over blocks would bind the graph to sizes
         return "materialised"
+    if operation.backend == "sparse":
+        return "sparse" if supports_sparse(call, operation) else "blockwise"
     if not _is_whole_sequence(call):
         return "blockwise"
     if operation.backend in ("pointwise", "rowwise", "blockwise", "flex"):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, relative_positions, visible_mask
@@ -62,7 +62,16 @@ def operation_weights(call: AttentionCall, operation: Operation) -> WeightsAndCo
     keep, logits = visible_mask(call), unmasked_scores(call)
     if call.bias is not None:
         keep = keep & (logits > float("-inf"))
-    keep = _keep_largest(logits, keep, operation)
+    return weigh(call, operation, logits, _keep_largest(logits, keep, operation))
+
+
+def weigh(
+    call: AttentionCall,
+    operation: Operation,
+    logits: Float[Tensor, "batch head query key"],
+    keep: Bool[Tensor, "#batch #head #query key"],
+) -> WeightsAndColumn:
+    """Return the weights of scores, of pairs that meet, with a column beside the keys if there is one."""
     column = _extra_scores(call, operation)
     if column is not None:
         logits = torch.cat([column, logits], dim=-1)
@@ -109,6 +118,16 @@ def operation_output(call: AttentionCall, operation: Operation) -> Float[Tensor,
     """Return the output of an operation, with the dropout of the call."""
     matrix, column = mixed_weights(call, operation)
     output = torch.nn.functional.dropout(matrix, call.dropout) @ call.expand_groups(call.value)
+    return add_extra_value(call, operation, output, column)
+
+
+def add_extra_value(
+    call: AttentionCall,
+    operation: Operation,
+    output: Float[Tensor, "batch head query value_width"],
+    column: Float[Tensor, "batch head query 1"] | None,
+) -> Float[Tensor, "batch head query value_width"]:
+    """Return an output with the value beside those of the keys, if there is one, times the weight of its column."""
     if operation.extra_value is None:
         return output
     value = operation.extra_value.to(output.dtype)[:, None]

@@ -29,12 +29,17 @@ MOST_SEEN = 0.5
 def supports_retiled(call: AttentionCall) -> bool:
     """Return whether a call is softmax on a CPU, of plain tensors; elsewhere nobody has measured it."""
     is_softmax = call.operation is None and call.constant is None and not call.dropout
-    if not is_softmax or call.query.device.type != "cpu" or is_traced() or has_transforms():
-        return False
-    tensors = [tensor for name in (*QKV, *MASKS, "sink") if (tensor := getattr(call, name)) is not None]
-    if 0 in (*call.query.shape, *call.value.shape) or any(type(t) not in (Tensor, Parameter) for t in tensors):
+    if not is_softmax or not is_plain_on_cpu(call):
         return False
     return call.bias is None or not (call.bias.requires_grad or call.softcap is not None)
+
+
+def is_plain_on_cpu(call: AttentionCall) -> bool:
+    """Return whether a call has tensors of PyTorch's own on a CPU, none empty, in no graph and no transform."""
+    if call.query.device.type != "cpu" or is_traced() or has_transforms():
+        return False
+    tensors = [tensor for name in (*QKV, *MASKS, "sink") if (tensor := getattr(call, name)) is not None]
+    return 0 not in (*call.query.shape, *call.value.shape) and all(type(t) in (Tensor, Parameter) for t in tensors)
 
 
 def is_mostly_hidden(call: AttentionCall) -> bool:

@@ -10,7 +10,7 @@ from regard.attention.weightings import FEATURE_MAPS, NORMALISATIONS, WEIGHTINGS
 from regard.errors import UserError, warn_user
 
 EXTRAS = ("none", "zero", "sink-logit", "pseudo-scores", "k-bias", "v-bias", "kv-bias")
-BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex")
+BACKENDS = ("auto", "materialised", "blockwise", "pointwise", "rowwise", "chunked", "fused", "flex", "sparse")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {"weighting": tuple(WEIGHTINGS), "feature
 _CHOICES |= {"normalisation": tuple(NORMALISATIONS), "extra": EXTRAS, "positions": POSITIONS, "backend": BACKENDS}
 _AROUND = ("gate", "value_residual", "differential", "qk_norm")
 _SWITCHES = ("shared_extra", "log_length", "sink_token", "gate_per_head", *_AROUND)
-_BY_SPEED = ("fused", "chunked", "pointwise", "rowwise", "blockwise")
+_BY_SPEED = ("fused", "chunked", "pointwise", "rowwise", "sparse", "blockwise")
 _IN_SCORES = ("t5", "t5-bucket-number")
 
 
@@ -159,7 +159,7 @@ def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
     """Return what of a spec a backend cannot compute; None if it can."""
     weighting = WEIGHTINGS[spec.weighting]
     has_column = spec.extra not in ("none", "v-bias")
-    if spec.top_k is not None and backend not in ("materialised", "blockwise"):
+    if spec.top_k is not None and backend not in ("materialised", "blockwise", "sparse"):
         return "top_k"
     obstacles = {
         "fused": {
@@ -181,6 +181,10 @@ def _obstacle(spec: AttentionSpec, backend: str) -> str | None:
             f"normalisation={spec.normalisation}": spec.normalisation == "clamped-sum",
         },
         "rowwise": {f"weighting={spec.weighting}": spec.weighting not in ("softmax", "softpick")},
+        "sparse": {
+            "all keys without top_k": spec.top_k is None,
+            f"positions={spec.positions}": spec.positions in ("alibi", *_IN_SCORES),
+        },
         "flex": {
             f"weighting={spec.weighting}": spec.weighting not in ("softmax", "sigmoid", "elu"),
             "an extra column beside weights that are no softmax": has_column and spec.weighting != "softmax",
