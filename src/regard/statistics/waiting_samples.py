@@ -62,4 +62,7 @@ def _join(parts: Sequence[Observation]) -> Observation:
 
 
 def _join_rows(layers: int, tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.unflatten(0, (layers, -1)) for tensor in tensors], dim=1).flatten(0, 1)
+    if layers == 1:
+        return torch.cat(list(tensors))
+    by_layer = [tensor.view(layers, len(tensor) // layers, *tensor.shape[1:]) for tensor in tensors]
+    return torch.cat(by_layer, dim=1).flatten(0, 1)
