@@ -56,6 +56,8 @@ def test_tiles_are_the_formulas(
     size: int,
     seed: int,
 ) -> None:
+    if extra == "pseudo-scores" and (weighting != "softmax" or prefix):
+        extra = "sink-logit"
     spec = AttentionSpec(
         weighting=weighting,
         extra=extra,

@@ -77,9 +77,17 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
     if operation.extra_key is not None:
         with torch.autocast(call.query.device.type, enabled=False):
             key = operation.extra_key.to(acc_dtype).expand(call.query.shape[1], -1)
-            return (call.query.to(acc_dtype) @ key[:, :, None])[..., 0] * call.scale
+            scores = torch.bmm(_rows_by_head(call.query.to(acc_dtype)), key[:, :, None] * call.scale)
+            return scores.view(len(key), len(call.query), -1).transpose(0, 1)
     logits = call.sink_logits
     return None if logits is None else (logits.to(acc_dtype) - operation.shift).expand(*call.query.shape[:3])
+
+
+def _rows_by_head(
+    rows: Float[Tensor, "batch head query width"],
+) -> Float[Tensor, "head rows width"]:
+    """Put the rows of all samples below each other; a view where heads stand beside each other in memory."""
+    return rows.transpose(1, 2).flatten(0, 1).transpose(0, 1)
 
 
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
@@ -103,9 +111,9 @@ class _FlashAttention(torch.autograd.Function):
         output, lse = FLASH_FORWARD(query, key, value, 0.0, True, attn_mask=bias, scale=scale)
         if column is not None:
             share = torch.sigmoid(lse - column)[..., None]
-            output = output * share.to(output.dtype)
+            output.mul_(share)
             if extra is not None:
-                output = output + ((1 - share) * extra[:, None]).to(output.dtype)
+                output.addcmul_(1 - share, extra[:, None])
             lse = torch.logaddexp(lse, column)
         ctx.save_for_backward(query, key, value, bias, column, extra, output, lse)
         ctx.scale = scale
@@ -120,13 +128,13 @@ class _FlashAttention(torch.autograd.Function):
         input_grads = FLASH_BACKWARD(grad, query, key, value, output, lse, 0.0, True, attn_mask=bias, scale=ctx.scale)
         if column is None:
             return (*input_grads, None, None, None, None)
-        share = (column - lse).exp()
-        column_grad = -(grad.to(lse.dtype) * output).sum(-1)
-        extra_grad = None
-        if extra is not None:
-            column_grad = column_grad + (grad.to(lse.dtype) @ extra[:, :, None])[..., 0]
-            extra_grad = (share[..., None, :] @ grad.to(lse.dtype))[..., 0, :].sum(0)
-        return (*input_grads, None, share * column_grad, extra_grad, None)
+        grad, share, extra_grad = grad.to(lse.dtype), (column - lse).exp(), None
+        if extra is None:
+            column_grad = (grad * output).sum(-1).neg_()
+        else:
+            column_grad = (extra[:, None] - output).mul_(grad).sum(-1)
+            extra_grad = torch.bmm(share.transpose(0, 1).reshape(len(extra), 1, -1), _rows_by_head(grad))[:, 0]
+        return (*input_grads, None, column_grad.mul_(share), extra_grad, None)
 
 
 def _by_normalizer(call: AttentionCall, slopes: Tensor | None, column: Tensor | None, value: Tensor | None) -> Tensor:
