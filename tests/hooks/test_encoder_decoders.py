@@ -97,20 +97,51 @@ def test_states_that_were_computed_ahead_are_those_of_their_own_text(order: tupl
 
 
 @torch.no_grad()
-def test_projected_states_of_one_of_several_texts_have_no_tokens() -> None:
-    """An EncoderDecoderModel projects its encoder's states where widths differ, and nobody knows whose they are."""
+def test_projected_states_have_the_tokens_of_what_the_model_was_passed() -> None:
+    """An EncoderDecoderModel projects its encoder's states where widths differ."""
     torch.manual_seed(0)
     heads = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 60}
     encoder, decoder = (tf.BertConfig(hidden_size=width, **heads) for width in (16, 32))  # type: ignore[arg-type]
     model = tf.EncoderDecoderModel(tf.EncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)).eval()
     texts, targets = [torch.arange(low, low + 9)[None] for low in (5, 30)], torch.arange(8, 20)[None]
-    for ahead, known in ((texts[:1], True), (texts, False)):
+    with regard.watching(model, "sink_tokens") as watch:
+        model(input_ids=texts[0], decoder_input_ids=targets)
+    read_inside = watch["sink_tokens"].tokens()
+    for ahead, first in ((texts[:1], 5), (texts, 5), (texts[::-1], 30)):
         with regard.watching(model, "sink_tokens") as watch:
             states = [model.get_encoder()(input_ids=text) for text in ahead]
             model(encoder_outputs=states[0], decoder_input_ids=targets)
-        rows = [row for row in watch["sink_tokens"].tokens() if row[0] == "cross"]
-        assert rows
-        assert all(row[4] == (5 + row[3] if known else -1) for row in rows)
+        for rows in (read_inside, watch["sink_tokens"].tokens()):
+            cross = [row for row in rows if row[0] == "cross"]
+            assert cross
+            assert all(row[4] == row[3] + (5 if rows is read_inside else first) for row in cross)
+
+
+def cross_tokens(model: Any, text: torch.Tensor, change: Any, **options: Any) -> set[int]:
+    """Tokens of the sinks of cross-attention to the changed states of a text that was read in the same block."""
+    with regard.watching(model, "sink_tokens") as watch:
+        states = change(model.get_encoder()(input_ids=text).last_hidden_state)
+        model(encoder_outputs=(states,), decoder_input_ids=torch.arange(8, 20).expand(len(text), -1), **options)
+    return {row[4] for row in watch["sink_tokens"].tokens() if row[0] == "cross"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda states: states[[1, 0]], lambda states: states.flip(1), lambda states: torch.randn_like(states)],
+    ids=["rows", "tokens", "others"],
+)
+@torch.no_grad()
+def test_states_in_another_order_or_from_elsewhere_have_no_tokens(change: Any) -> None:
+    """They are of the size of what the encoder has read, and their tokens are not known to be these."""
+    text = torch.stack([torch.full((9,), 11), torch.full((9,), 22)])
+    assert cross_tokens(small_t5(), text, change) == {-1}
+
+
+@torch.no_grad()
+def test_states_that_were_written_to_have_no_tokens() -> None:
+    text = torch.stack([torch.full((9,), 11), torch.full((9,), 22)])
+    assert cross_tokens(small_t5(), text, lambda states: states) == {11, 22}
+    assert cross_tokens(small_t5(), text, lambda states: states.copy_(states.flip(0))) == {-1}
 
 
 @torch.no_grad()

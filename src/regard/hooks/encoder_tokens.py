@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import ReferenceType, ref
 
 from torch import Tensor
 
-from regard.attention.call import is_same_view
+from regard.attention.call import is_same_view, num_writes
 
 
 class EncoderTokens:
     """The token ids that forwards of stacks have read, for the decoder that is passed their states.
 
-    States that were computed ahead are told by the tensor, as long as it is there. Of states that are no stack's output
-    as it was, such as projected ones, it is the only forward of another stack since the latest decoder began; of
-    several nobody knows which, so there are no tokens.
+    States are told by the tensor, as long as it is there and nobody has written to it. States that are no stack's
+    output as it was, such as projected ones, are those of the only encoder of the whole model's forward: the one that
+    ran in it, or whose states it was passed. Of states from elsewhere nobody knows it, so there are no tokens: they may
+    be another text's, or in another order.
     """
 
     def __init__(self) -> None:
-        self._outputs: list[tuple[ReferenceType[Tensor], Tensor]] = []
+        self._outputs: list[tuple[ReferenceType[Tensor], int | None, Tensor]] = []
+        self._passed: list[Tensor] | None = None
+        """Tokens of the states that the whole model was passed in the forward under way; None outside of one."""
         self._latest: dict[str, tuple[int, Tensor | None]] = {}
-        """How many forwards of a stack no decoder has taken yet, and the tokens of the latest."""
+        """How many forwards of a stack there were in it, and the tokens of the latest."""
+
+    def begin(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a forward of the whole model."""
+        found = (self._find(states) for value in (*args, *kwargs.values()) for states in _tensors(value))
+        self._passed, self._latest = [tokens for tokens in found if tokens is not None], {}
+
+    def end(self, *_: Any) -> None:
+        """End it."""
+        self._passed, self._latest = None, {}
 
     def add(self, path: str, tokens: Tensor | None, output: Any) -> None:
         """Note that a stack has read these tokens, and what it returned."""
         self._latest[path] = self._latest.get(path, (0, None))[0] + 1, tokens
-        states = _find_states(output)
+        states = next(_tensors(output), None)
         self._outputs = [one for one in self._outputs if one[0]() is not None]
         if tokens is not None and states is not None:
-            self._outputs.append((ref(states), tokens))
+            self._outputs.append((ref(states), num_writes(states), tokens))
 
     def take(self, path: str, states: Tensor | None) -> Tensor | None:
         """Return the tokens of the states that a stack is passed as it begins a sequence; None if they are unknown."""
-        others = (other for other, (_, tokens) in self._latest.items() if other != path and tokens is not None)
-        count, latest = self._latest.pop(next(others, ""), (0, None))
-        for output, tokens in self._outputs:
+        known = None if states is None else self._find(states)
+        if known is not None or self._passed is None:
+            return known
+        others = [latest for other, latest in self._latest.items() if other != path and latest[1] is not None]
+        candidates = [*self._passed, *(tokens if count == 1 else None for count, tokens in others)]
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _find(self, states: Tensor) -> Tensor | None:
+        """Return the tokens of states that a stack has returned, and that are as they were."""
+        for output, writes, tokens in self._outputs:
             known = output()
-            if known is not None and states is not None and is_same_view(known, states):
+            if known is not None and is_same_view(known, states) and num_writes(states) == writes:
                 return tokens
-        return latest if count == 1 else None
+        return None
 
 
-def _find_states(output: Any) -> Tensor | None:
-    """Return the first tensor of numbers that a forward has returned."""
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
-    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of numbers among what a forward reads or returns."""
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else (value,)
+    return (one for one in values if isinstance(one, Tensor) and one.is_floating_point())

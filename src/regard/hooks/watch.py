@@ -157,10 +157,12 @@ class Watch(Observer, Readings):
         return stacks if self._root.root is None else [self._root.root, *stacks]
 
     def hooks(self) -> list[ModuleHook]:
-        root, hooks = self._root, []
-        if root.root is not None and all(root.root is not sequences.stack.module for sequences in self.stacks.values()):
-            after = ModuleHook(root.root, root.end, is_after=True, also_failed=True)
-            hooks = [ModuleHook(root.root, root.begin), after]
+        root, hooks = self._root.root, list[ModuleHook]()
+        is_stack = any(root is sequences.stack.module for sequences in self.stacks.values())
+        notes = [self._encoder_tokens] if is_stack else [self._encoder_tokens, self._root]
+        for note in notes if root is not None else ():
+            after = ModuleHook(root, note.end, is_after=True, also_failed=True)
+            hooks += [ModuleHook(root, note.begin), after]
         for sequences in self.stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
