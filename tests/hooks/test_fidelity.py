@@ -139,6 +139,7 @@ def test_a_model_that_says_in_any_way_that_it_takes_no_tokens_is_watched(error: 
     ids = torch.arange(4, 12)[None]
     with torch.no_grad(), watching(model, "column_mass") as watch:
         model(documents=ids)
+    assert watch.verified is False
     weights = transformers.LlamaModel._from_config(model.config, attn_implementation="eager").eval()
     weights.load_state_dict(model.state_dict())
     expected = torch.stack([layer[0].mean(-2) for layer in weights(ids, output_attentions=True).attentions])
@@ -146,6 +147,41 @@ def test_a_model_that_says_in_any_way_that_it_takes_no_tokens_is_watched(error: 
     assert torch.allclose(torch.tensor(actual.to_numpy()), expected.detach().double().flatten(), atol=1e-6)
     with pytest.raises(UserError, match=r"does not take a few tokens.*documents"), replacing(model, "sigmoid"):
         pass
+
+
+class Long(transformers.LlamaModel):
+    """A model that reads no text of fewer than 20 tokens."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        assert input_ids.shape[1] >= 20
+        return super().forward(input_ids, **kwargs)
+
+
+def test_a_model_of_longer_texts_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Long(transformers.LlamaConfig(**SMALL)).eval()
+    ids = torch.arange(4, 40)[None]
+    with torch.no_grad(), watching(model, "column_mass") as watch:
+        model(ids)
+    assert watch.verified is True
+    monkeypatch.setattr(fidelity, "_VERIFIED", set())
+    misread(monkeypatch, scale=0.01)
+    with pytest.raises(UserError, match=r"cannot observe Long: layers\.0\.self_attn returns"), watching(model):
+        pass
+
+
+def test_a_watch_says_whether_attention_was_compared() -> None:
+    model, other = model_of("Llama"), model_of("Llama", head_dim=10)
+    with watching(model, "column_mass") as first, watching(model, "column_mass") as nested:
+        pass
+    with watching(model, "column_mass") as again, watching(other, "column_mass", verify=False) as unverified:
+        pass
+    assert [watch.verified for watch in (first, nested, again, unverified)] == [True, None, True, None]
+    image_and_text = transformers.CLIPConfig(
+        text_config={**SMALL, "eos_token_id": 3}, vision_config={**SMALL, "image_size": 8, "patch_size": 4}
+    )
+    with watching(transformers.CLIPModel(image_and_text), "column_mass") as unknown:
+        pass
+    assert unknown.verified is False
 
 
 def test_what_is_no_number_in_the_model_itself_is_left_to_the_measurement() -> None:

@@ -17,7 +17,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import evaluation_mode, smallest_input
+from regard.hooks.layers import FEW_TOKENS, evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER, EAGER_NAME, NAME, NAMES, UNMASKED_NAME, find_configs, function_of_user
@@ -27,6 +27,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}
 """Largest ‖a − b‖/‖a‖ of the output of a layer, by the dtype of the model."""
 HALF_TOLERANCE = 0.05
 """The same in half precision."""
+NUM_TOKENS = (FEW_TOKENS, 64)
+"""Tokens of a small forward, and those of one of a model that takes no fewer."""
 PADDED_TOKENS = 2
 """Padding at the end of the second row of the forward with a mask."""
 
@@ -53,48 +55,61 @@ class _Tracer(Observer):
         return None
 
 
-def verify_routing(model: nn.Module) -> None:
+def verify_routing(model: nn.Module) -> bool | None:
     """Compare a model's attention layers inside a block with those outside, in small forwards.
 
-    A few tokens, or one image, are read with and without a mask. This is done once for each configuration, and each
-    time if a user has registered its attention function; models that take neither, that are no Hugging Face models, or
-    that go through Regard anyway are not compared.
+    A few tokens, or one image, are read with and without a mask; where a model does not take so few, some more. This is
+    done once for each configuration, and each time if a user has registered its attention function; models that take
+    neither, that are no Hugging Face models, or that go through Regard anyway are not compared.
+
+    Returns:
+        Whether they are equal: False if it does not take such inputs, None if there is nothing to compare.
 
     Raises:
         UserError: A layer returns something else.
     """
     key, is_known = _key(model), not _has_own_attention(model)
-    if key is None or (key in _VERIFIED and is_known):
-        return
-    tracer = _Tracer()
+    if key is None:
+        return None
+    if key in _VERIFIED and is_known:
+        return True
     with evaluation_mode(model):
-        for inputs in _small_inputs(model):
-            own_passes = _own_passes(model, inputs)
-            own = next(own_passes, None)
-            if own is None:
-                return
-            with observing(model, tracer, exclusive=True):
-                try:
-                    routed = _run(model, inputs)
-                except UserError:
-                    raise
-                except Exception as error:
-                    if not tracer.modules:
-                        raise no_attention_interface(model) from error
-                    raise UserError(
-                        f"cannot observe {type(model).__name__}: its attention through Regard ends in "
-                        f"{type(error).__name__}: {describe_error(error)[:200]}"
-                    ) from error
-            difference = _find_difference(model, own, routed, tracer, inputs)
-            if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
-                if not tracer.modules:
-                    raise no_attention_interface(model)
-                advice = "Please report this model; verify=False (--skip-verification) measures it nevertheless"
-                if not is_known:
-                    advice = "An attention that was registered computes another thing; set attn_implementation='sdpa'"
-                raise UserError(f"cannot observe {type(model).__name__}: {difference}. {advice}")
-    if is_known:
+        is_compared = any(_compare(model, tokens, is_known=is_known) for tokens in NUM_TOKENS)
+    if is_compared and is_known:
         _VERIFIED.add(key)
+    return is_compared
+
+
+def _compare(model: nn.Module, tokens: int, *, is_known: bool) -> bool:
+    """Compare forwards of so many tokens. Return whether the model takes them; UserError if it differs."""
+    tracer, is_compared = _Tracer(), False
+    for inputs in _small_inputs(model, tokens):
+        own_passes = _own_passes(model, inputs)
+        own = next(own_passes, None)
+        if own is None:
+            return is_compared
+        with observing(model, tracer, exclusive=True):
+            try:
+                routed = _run(model, inputs)
+            except UserError:
+                raise
+            except Exception as error:
+                if not tracer.modules:
+                    raise no_attention_interface(model) from error
+                raise UserError(
+                    f"cannot observe {type(model).__name__}: its attention through Regard ends in "
+                    f"{type(error).__name__}: {describe_error(error)[:200]}"
+                ) from error
+        difference = _find_difference(model, own, routed, tracer, inputs)
+        if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
+            if not tracer.modules:
+                raise no_attention_interface(model)
+            advice = "Please report this model; verify=False (--skip-verification) measures it nevertheless"
+            if not is_known:
+                advice = "An attention that was registered computes another thing; set attn_implementation='sdpa'"
+            raise UserError(f"cannot observe {type(model).__name__}: {difference}. {advice}")
+        is_compared = True
+    return is_compared
 
 
 def verify_own_attention(model: nn.Module) -> None:
@@ -129,10 +144,10 @@ def _describe(config: PreTrainedConfig) -> tuple[str, list[tuple[str, Any]]]:
     return type(config).__qualname__, parts
 
 
-def _small_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Iterate over the smallest input, and one of two rows with a mask if the model takes one."""
+def _small_inputs(model: nn.Module, tokens: int) -> Iterator[dict[str, Any]]:
+    """Iterate over a small input, of so many tokens, and one of two rows with a mask if the model takes one."""
     try:
-        inputs = smallest_input(model)
+        inputs = smallest_input(model, tokens)
     except Exception:
         return
     yield inputs

@@ -28,6 +28,8 @@ from regard.runs.model_type import original_type
 
 FINGERPRINT_ENTRIES = 4
 """Entries of each weight matrix of an attention module in a fingerprint."""
+FEW_TOKENS = 6
+"""Tokens of a small forward."""
 IMAGE_SIZE = 256
 """Width of the image that a model reads whose config says none, as that of DETR, which takes all sizes."""
 DIGEST_ENTRIES = 64
@@ -231,8 +233,8 @@ def _run_example(model: Any, inputs: Any) -> None:
         raise UserError(f"{expected}, got {', '.join(inputs)}: {describe_error(error)[:200]}") from error
 
 
-def smallest_input(model: Any) -> dict[str, Any]:
-    """Return the smallest input that goes through all layers."""
+def smallest_input(model: Any, tokens: int = FEW_TOKENS) -> dict[str, Any]:
+    """Return the smallest input that goes through all layers: so many tokens, or one image."""
     inner = find_root(model)
     if inner is None:
         raise ValueError("it is no Hugging Face model")
@@ -245,7 +247,7 @@ def smallest_input(model: Any) -> dict[str, Any]:
         channels = getattr(config, "num_channels", 3)
         return {"pixel_values": torch.zeros(*sizes, channels, height, width, dtype=inner.dtype, device=device)}
     vocabulary = config.get_text_config().vocab_size
-    ids = (torch.arange(4, 10, device=device) % vocabulary)[None]
+    ids = (torch.arange(4, 4 + tokens, device=device) % vocabulary)[None]
     arguments: dict[str, Any] = {"input_ids": ids}
     if config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(inner.forward).parameters:
         arguments["decoder_input_ids"] = ids

@@ -38,6 +38,7 @@ def watching(
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.
+            `Watch.verified` says whether it could be done.
 
     Yields:
         The `Watch` that holds the statistics.
@@ -56,7 +57,7 @@ def watching(
                 outer.callback(watch.let_go)
                 within = None if part is None else next(iter(watch.stacks.values())).stack.module
                 if verify:
-                    verify_routing(model if within is None else within)
+                    watch.verified = verify_routing(model if within is None else within)
                 stack.enter_context(check_generation(model))
                 stack.callback(watch.drop_unfinished)
                 options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}

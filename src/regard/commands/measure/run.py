@@ -165,7 +165,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         warn_user(
             f"not observed: {', '.join(outside)}, attention in no stack of layers of {type(loaded.model).__name__}"
         )
-    metadata["statistics"] = describe_statistics(observer, columns, config)
+    metadata["statistics"], metadata["verified"] = describe_statistics(observer, columns, config), observer.verified
     table = join_columns(columns)
     return MeasureResult(table, metadata, tabulate_sink_tokens(observer, loaded.tokenizer), mean_matrices(observer))
 
