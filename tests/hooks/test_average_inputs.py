@@ -119,15 +119,23 @@ def test_a_decoder_reads_its_ids_or_labels(kind: str) -> None:
     if kind == "labels and a mask":  # without the last token of each
         inputs["decoder_attention_mask"] = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 0]])
         samples[0] = {**samples[0], "decoder_input_ids": decoded[0][:3]}
-    if kind in ("labels", "labels on the left"):  # the last label of a row is read where ignored ones follow
-        samples[1] = {**samples[1], "decoder_input_ids": [2, 24, 25, 31]}
-    if "labels" in kind:
+    if "labels" in kind:  # the last label of a row is read by none, also where ignored ones follow
         labels = [[30] * 4] * 2 if "beside" in kind else [[21, 22, 23, 31], [24, 25, 31]]
         inputs["labels"] = pad(labels, "left" if "left" in kind else "right", -100)
     constants = regard.average_attention(model, [inputs], 6)
     for site in ("encoder", "decoder", "cross"):
         expected = average_alone(model, samples, f"{site}_attentions", 6)
         torch.testing.assert_close(matrices(constants, site), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_options_of_a_forward_stay_as_they_are() -> None:
+    """No tensor is made of them, which the model would hand on to its attention."""
+    for model in (llama(), bart()):
+        inputs = {"input_ids": torch.tensor([LONG])}
+        plain = regard.average_attention(model, [inputs], 5)
+        found = regard.average_attention(model, [{"use_cache": False, **inputs, "return_dict": True}], 5)
+        assert found.origin.data["samples"] == plain.origin.data["samples"] == 1
+        assert all(torch.equal(found.matrices[key], matrix) for key, matrix in plain.matrices.items())
 
 
 def test_labels_of_whole_samples_are_left_out() -> None:
@@ -166,7 +174,9 @@ def test_what_is_by_something_else_than_tokens_is_not_moved() -> None:
         ([torch.tensor([[5] * 7])], {}, "expected at most 6 tokens a sample, got 7"),
         ([torch.tensor([LONG])], {"layout": "paper"}, "expected 6 tokens a sample, got 5"),
         ([{"input_ids": [LONG, SHORT]}], {}, "expected input_ids as a tensor, or rows of one length"),
-        ([{"input_ids": [LONG], "past_key_values": tf.DynamicCache()}], {}, "expected past_key_values as a tensor"),
+        ([{"input_ids": [LONG], "past_key_values": tf.DynamicCache()}], {}, "without a cache; leave out past_key"),
+        ([{"input_ids": [LONG], "past_key_values": ()}], {}, "without a cache; leave out past_key"),
+        ([{"use_cache": False}], {}, "batches: expected model inputs in each batch, one is empty"),
         ([{"input_ids": [LONG], "position_ids": [[0, 1, 0, 1, 2]]}], {}, "expected whole sequences"),
     ],
     ids=str,

@@ -18,6 +18,7 @@ from regard.constants import Constants, Layer, Origin
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
+from regard.hooks.caches import CACHE_NAMES
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layers import NeedsInputs, eval_no_grad, find_attention_layers, model_fingerprint
@@ -86,8 +87,8 @@ def average_attention(
     with eval_no_grad(model), observing(model, sums, modules, hooks=sums.hooks()):
         for batch in chain(first, remaining):
             inputs = prepare(batch)
-            for name in sorted(inputs):
-                digest.update(tensor_bytes(inputs[name]))
+            for _, value in sorted(inputs.items()):
+                digest.update(tensor_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
             model(**inputs)
             batches_done, samples = batches_done + 1, samples + len(next(iter(inputs.values())))
             if on_batch is not None:
@@ -111,8 +112,11 @@ def vocabulary_digest(tokenizer: Any) -> str:
     return hashlib.sha256(repr(pairs).encode()).hexdigest()
 
 
-def _prepare_inputs(model: Any, length: int, layout: str, batch: Mapping[str, Tensor] | Tensor) -> dict[str, Tensor]:
-    """Return a batch as the arguments of a forward, its padding behind. Raise a UserError for another shape."""
+def _prepare_inputs(model: Any, length: int, layout: str, batch: Mapping[str, Any] | Tensor) -> dict[str, Any]:
+    """Return a batch as the arguments of a forward, its padding behind. Raise a UserError for another shape.
+
+    Options, such as `use_cache=False`, stay as they are, behind the tensors.
+    """
     device = first_device(model)
     if not isinstance(batch, (Tensor, Mapping)):
         raise UserError(
@@ -120,7 +124,9 @@ def _prepare_inputs(model: Any, length: int, layout: str, batch: Mapping[str, Te
             f"type {type(batch).__name__}"
         )
     arguments = {"input_ids": batch} if isinstance(batch, Tensor) else dict(batch)
-    inputs = {name: _read_tensor(name, values).to(device) for name, values in arguments.items() if values is not None}
+    given = {name: values for name, values in arguments.items() if values is not None}
+    options = {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str))}
+    inputs = {name: _read_tensor(name, given[name]).to(device) for name in given if name not in options}
     if not inputs:
         raise UserError("batches: expected model inputs in each batch, one is empty")
     for name in ("input_ids", "decoder_input_ids", "inputs_embeds", "labels"):
@@ -144,10 +150,12 @@ def _prepare_inputs(model: Any, length: int, layout: str, batch: Mapping[str, Te
         if labels is not None and labels.ndim == 2:
             inputs["labels"] = _in_order(labels, (labels == IGNORE_INDEX).cumprod(1).bool())
     _use_labels_as_decoder_inputs(model, inputs)
-    return inputs
+    return inputs | options
 
 
 def _read_tensor(name: str, values: Any) -> Tensor:
+    if name in CACHE_NAMES:
+        raise UserError(f"{WHOLE_SEQUENCES}; leave out {name}")
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -158,7 +166,7 @@ def _read_tensor(name: str, values: Any) -> Tensor:
 
 
 def _use_labels_as_decoder_inputs(model: Any, inputs: dict[str, Tensor]) -> None:
-    """Take labels out of the inputs; a decoder without inputs reads them, shifted."""
+    """Take labels out of the inputs; a decoder without inputs reads them, shifted, but for the last of each row."""
     labels = inputs.pop("labels", None)
     if labels is None or not model.config.is_encoder_decoder or "decoder_input_ids" in inputs:
         return
@@ -169,8 +177,9 @@ def _use_labels_as_decoder_inputs(model: Any, inputs: dict[str, Tensor]) -> None
             "each batch"
         )
     inputs["decoder_input_ids"] = shift(labels=labels)
-    first = torch.ones_like(labels[:, :1], dtype=torch.bool)
-    mask = torch.cat([first, labels[:, :-1] != IGNORE_INDEX], dim=1)
+    is_label = labels != IGNORE_INDEX
+    is_read = is_label[:, :-1] & (is_label[:, 1:].flip(1).cumsum(1).flip(1) > 0)
+    mask = torch.cat([torch.ones_like(is_label[:, :1]), is_read], dim=1)
     inputs.setdefault("decoder_attention_mask", mask.long())
 
 
