@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import SeamlessM4Tv2SpeechEncoder
 
 import regard
 from experiments.hosts.shrink import make_config, make_model
@@ -211,6 +212,23 @@ def test_an_encoder_that_sees_some_frames_ahead_is_one_at_every_length(lengths: 
     actual = torch.tensor(table["value"].to_numpy()).reshape(2, -1)
     torch.testing.assert_close(actual, rates / counts)
     assert 0 < float(rates.mean()) < 100
+
+
+@pytest.mark.parametrize("frames", [(22,), (5,), (9, 3)], ids=str)
+@torch.no_grad()
+def test_an_encoder_of_chunks_is_no_decoder_though_its_config_has_a_vocabulary(frames: tuple[int, ...]) -> None:
+    """Frames see their chunk of four and the one before it, so the last chunk may see what does not see it."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 40, "hidden_size": 16, "speech_encoder_layers": 2, "speech_encoder_attention_heads": 2,
+        "speech_encoder_intermediate_size": 16, "feature_projection_input_dim": 8, "add_adapter": False,
+        "speech_encoder_chunk_size": 4, "speech_encoder_left_chunk_num": 1,
+    }  # fmt: skip
+    encoder = SeamlessM4Tv2SpeechEncoder(transformers.SeamlessM4Tv2Config(**sizes)).eval()
+    encoder.set_attn_implementation("sdpa")
+    with watching(encoder, "column_mass") as watch:
+        for count in frames:
+            encoder(torch.randn(2, count, 8))
+    assert set(watch.frame("column_mass")["site"]) == {"encoder"}
 
 
 @pytest.mark.parametrize("name, site", [("CLIPText", "decoder"), ("LayoutLM", "encoder")])

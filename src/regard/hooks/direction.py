@@ -5,13 +5,15 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, visible_mask
 
 
-def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | None = None) -> bool:
+def is_causal_layer(
+    module: nn.Module, call: AttentionCall, tokens: Tensor | None = None, *, embeds_tokens: bool = False
+) -> bool:
     """Return whether no query of a layer sees a later key, or only within a prefix or an image. Reads the mask.
 
     In such a layer some token sees an earlier one that does not see it. So it is in streaming speech encoders, too,
-    which work in chunks or see some frames ahead; but there the module says that it is not causal, and its config has
-    no vocabulary: that of PaliGemma's decoder says it as well. A call of one token does not say it; then the module
-    does. `tokens` is that of `is_one_sided`.
+    which work in chunks or see some frames ahead; but there the module says that it is not causal, and its stack has no
+    embeddings of tokens (`embeds_tokens`): those of PaliGemma's decoder say it as well. A call of one token does not
+    say it; then the module does. `tokens` is that of `is_one_sided`.
     """
     if call.causal:
         return True
@@ -23,7 +25,7 @@ def is_causal_layer(module: nn.Module, call: AttentionCall, tokens: Tensor | Non
     in_any = visible_mask(call).flatten(0, 1).any(0)  # the parts above and below the diagonal are copies
     if not bool(in_any.triu(1).any()):
         return bool(in_any.tril(-1).any()) or declared is not False  # else each token sees itself alone
-    if declared is False and not hasattr(getattr(module, "config", None), "vocab_size"):
+    if declared is False and not embeds_tokens:
         return False
     if is_one_sided(call, tokens):
         return True

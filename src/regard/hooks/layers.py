@@ -181,7 +181,8 @@ class _Tracer(Observer):
     def _find_site(self, stack: Stack, kind: str, module: nn.Module, call: AttentionCall) -> str:
         """Return the site of a call: the role of its stack, which the first self-attention there shows."""
         if kind == "self" and stack.path not in self._roles:
-            role = "decoder" if is_causal_layer(module, call) else "encoder"
+            is_causal = is_causal_layer(module, call, embeds_tokens=stack.embeds_tokens)
+            role = "decoder" if is_causal else "encoder"
             is_used = any(other.partition("@")[0] == role for other in self._roles.values())
             self._roles[stack.path] = f"{role}@{stack.label}" if is_used else role
         role = self._roles.get(stack.path, "decoder")

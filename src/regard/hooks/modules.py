@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.hooks.module_tree import is_of_transformers, modules_of, named_modules_of
-from regard.runs.model_type import original_type
+from regard.runs.model_type import input_embeddings, original_type
 
 CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_(decoder_)?attention", re.IGNORECASE)
 ATTENTION = re.compile(r"att(n|ention)|mha", re.IGNORECASE)
@@ -50,6 +50,13 @@ class Stack:
     def is_time_first(self) -> bool:
         """Whether hidden states between blocks are (token, batch, width)."""
         return original_type(getattr(self.host or self.module, "config", None)) in TIME_FIRST
+
+    @cached_property
+    def embeds_tokens(self) -> bool:
+        """Whether it is a model of Transformers that has embeddings of tokens, which sounds and images have not."""
+        host = self.host or self.module
+        table = input_embeddings(host) if isinstance(host, PreTrainedModel) else None
+        return table is not None and any(isinstance(module, nn.Embedding) for module in modules_of(table))
 
 
 @dataclass(frozen=True, kw_only=True)

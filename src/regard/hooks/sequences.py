@@ -153,7 +153,7 @@ class Sequences:
         if forward.offset:  # what goes on behind a cache does not see ahead, whatever its prompt does
             self.role, self._is_role_known = "decoder", True
         elif not self._is_role_known:  # one token does not say it
-            is_causal = is_causal_layer(module, call, forward.token_mask)
+            is_causal = is_causal_layer(module, call, forward.token_mask, embeds_tokens=self.stack.embeds_tokens)
             self.role, self._is_role_known = "decoder" if is_causal else "encoder", queries > 1
         tokens, states = forward.offset + queries, forward.read_encoder()
         others = 0 if states is None else states.shape[1]

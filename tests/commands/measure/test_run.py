@@ -271,8 +271,9 @@ def test_the_record_says_where_the_numbers_come_from(tiny: Tiny, documents: list
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert set(record) == {
         *("command", "schema_version", "version", "created", "config", "model", "data", "cost", "versions"),
-        "statistics",
+        *("statistics", "verified"),
     }
+    assert record["verified"] is True
     loaded = models.load(str(tiny("llama")))
     assert record["model"] == {
         "name": str(tiny("llama")),
