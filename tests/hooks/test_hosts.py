@@ -293,6 +293,18 @@ def test_windows_that_are_folded_into_the_batch_are_refused(name: str) -> None:
         regard.average_attention(model, [{"pixel_values": pixels}], length=64)
 
 
+@torch.no_grad()
+def test_a_vision_tower_in_the_stack_of_a_text_is_refused_as_such_with_a_cache() -> None:
+    """Idefics has both in one model, so that a cache of 10 tokens is behind a forward of 10 and of 17."""
+    model = make_model("IdeficsForVisionText2Text", make_config("idefics"))
+    size = model.config.vision_config.image_size
+    inputs = {"input_ids": ids(2, 10), "pixel_values": torch.randn(2, 1, 3, size, size)}
+    inputs["image_attention_mask"] = torch.ones(2, 10, 1, dtype=torch.long)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with pytest.raises(UserError, match="some layers have 10 tokens, others 17"), watching(model, "column_mass"):
+        model.generate(**inputs, **options)
+
+
 def test_text_layers_around_a_vision_tower_are_looked_for() -> None:
     """GIT's own layers stand beside the model within it, and multiply their matrices themselves."""
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -110,7 +110,12 @@ class Sequences:
 
     @torch.no_grad()
     def end(self, cache: Any = None) -> None:
-        """End the forward under way, which returns a cache or none."""
+        """End the forward under way, which returns a cache or none. UserError if its layers read other tokens."""
+        sums = sorted({sum(lengths) for lengths in self.lengths.values()})
+        if len(sums) > 1:
+            raise UserError(
+                f"cannot observe {self.name}: some layers have {sums[0]} tokens, others {sums[-1]}, so positions differ"
+            )
         self._cache = ref(cache) if isinstance(cache, Cache) else None
         if self.forward is not None:
             for hidden, layers in self._waiting_hidden.take():
@@ -322,17 +327,13 @@ class Sequences:
         Where layers are called for one sample after another, a sample ends where calls of all layers end: a layer with
         windows is called for each window of a sample.
         """
-        sums = sorted({sum(lengths) for lengths in self.lengths.values()})
-        if len(sums) > 1:
-            raise UserError(
-                f"cannot observe {self.name}: some layers have {sums[0]} tokens, others {sums[-1]}, so positions differ"
-            )
         if not self._has_rows and all(len(lengths) == 1 for lengths in self.lengths.values()):
             yield self._length, {key: parts[0] for key, parts in self._layers.items()}
             return
+        tokens = sum(next(iter(self.lengths.values())))
         for part in (part for parts in self._layers.values() for part in parts):
             hidden = [tensor for name, tensor in part.tensors.items() if REDUCTIONS[name].source == "hidden"]
-            if hidden and not (self._has_rows and all(tensor.shape[1] == sums[0] for tensor in hidden)):
+            if hidden and not (self._has_rows and all(tensor.shape[1] == tokens for tensor in hidden)):
                 raise UserError(
                     f"cannot observe the hidden states of {self.name}, whose rows are several samples; leave out "
                     "statistics of hidden states"
