@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -142,3 +143,21 @@ def test_constants_take_no_padding_of_a_text_beside_an_image() -> None:
     with replacing(model, constants):
         padded, expected = model(**inputs)[0][1], model(**alone)[0][0]
     torch.testing.assert_close(padded[real], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "imagegpt"])
+@torch.no_grad()
+def test_choices_are_rows_with_the_padding_of_each(name: str) -> None:
+    """GPT-2 takes ids and mask of (batch, choice, token), as its head of two tasks documents."""
+    model = make_model({"gpt2": "GPT2DoubleHeadsModel", "imagegpt": "ImageGPTModel"}[name], make_config(name))
+    sharpen(model)
+    rows, mask = torch.cat([ids(), ids().flip(1)]), torch.cat([told(8), told(8, 3)])
+    with watching(model, ["column_mass", "sink_tokens"]) as expected:
+        model(input_ids=rows, attention_mask=mask)
+    with watching(model, ["column_mass", "sink_tokens"]) as watch:
+        model(input_ids=rows.reshape(2, 2, 8), attention_mask=mask.reshape(2, 2, 8))
+    assert watch.samples == 4
+    pd.testing.assert_frame_equal(watch.frame(), expected.frame(), rtol=1e-5, atol=1e-6)
+    counts = watch.frame("column_mass", layer=0, head=0).sort_values("position")["n"]
+    assert counts.tolist() == [4, 4, 4, 3, 3, 2, 2, 2]
+    assert watch["sink_tokens"].tokens() == expected["sink_tokens"].tokens()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -18,7 +16,8 @@ from regard.attention.call import AttentionCall, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.added_masks import check_mask
-from regard.hooks.caches import read_cache, rename_cache
+from regard.hooks.arguments import bind_arguments
+from regard.hooks.caches import read_cache
 
 PADDING_MASKS = ("decoder_padding_mask", "input_mask")
 """Masks that are true at padding, of FSMT and of XLNet."""
@@ -67,7 +66,7 @@ class ForwardContext:
 
         `root_tokens` are the ids that the whole model was passed, of which the stack may be passed the embeddings.
         """
-        arguments = _bind_arguments(module, args, kwargs)
+        arguments = bind_arguments(module, args, kwargs)
         cache = read_cache(arguments)
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         mask = arguments.get("attention_mask")
@@ -208,25 +207,6 @@ class ForwardContext:
         if self.token_mask is None:
             return None
         return self.token_mask[:, self.offset : self.offset + count]
-
-
-def _bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a forward by name, those in **kwargs included."""
-    if is_traced() or "forward" in vars(module):
-        signature = inspect.signature(module.forward)
-    else:
-        signature, args = _signature(type(module).forward), (module, *args)
-    bound = signature.bind_partial(*args, **rename_cache(kwargs, signature.parameters)).arguments
-    for name, value in list(bound.items()):
-        if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
-            bound.update(value)
-    return dict(bound)
-
-
-@cache
-def _signature(forward: Callable[..., Any]) -> inspect.Signature:
-    """Return the arguments of the forward of a class, its instance first."""
-    return inspect.signature(forward)
 
 
 def text_positions(position_ids: Any, given: Any) -> Tensor | None:

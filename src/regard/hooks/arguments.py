@@ -1,0 +1,44 @@
+"""The arguments of a forward, by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from regard.attention.tracing import is_traced
+from regard.hooks.caches import rename_cache
+
+CHOICE_AXES = 3
+"""Axes of the token ids of several choices, (batch, choice, token), which are rows of a model (GPT-2)."""
+
+
+def bind_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a forward by name, those in **kwargs included; choices are rows."""
+    if is_traced() or "forward" in vars(module):
+        signature = inspect.signature(module.forward)
+    else:
+        signature, args = _signature(type(module).forward), (module, *args)
+    bound = signature.bind_partial(*args, **rename_cache(kwargs, signature.parameters)).arguments
+    for name, value in list(bound.items()):
+        if isinstance(value, dict) and name in ("kwargs", "flash_attn_kwargs"):
+            bound.update(value)
+    return _join_choices(dict(bound))
+
+
+@cache
+def _signature(forward: Callable[..., Any]) -> inspect.Signature:
+    """Return the arguments of the forward of a class, its instance first."""
+    return inspect.signature(forward)
+
+
+def _join_choices(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments in which ids of choices, and what is of their shape, have a row for each choice."""
+    ids = arguments.get("input_ids")
+    if not isinstance(ids, Tensor) or ids.ndim != CHOICE_AXES:
+        return arguments
+    of_ids = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.shape == ids.shape]
+    return arguments | {name: arguments[name].flatten(0, 1) for name in of_ids}
