@@ -255,6 +255,18 @@ def test_rows_moved_within_a_cache_are_refused(name: str, families: Any, build: 
             model(**given, **{argument: torch.full((3, 1), 6)}, **behind(cache))
 
 
+@pytest.mark.parametrize("options", [{}, {"cache_implementation": "static", "disable_compile": True}], ids=str)
+def test_keys_that_are_no_numbers_are_not_called_those_of_another_cache(
+    options: dict[str, Any], families: Any, build: Any, inputs: Any
+) -> None:
+    """As where half precision overflows."""
+    model, given = copy.deepcopy(build("Llama")), prompts(families["Llama"], inputs, "none")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight[0, 0] = float("nan")
+    with pytest.raises(UserError, match="non-finite activations: keys in a cache"), watching(model, "column_mass"):
+        model.generate(**given, max_new_tokens=3, do_sample=False, **options)
+
+
 @pytest.mark.parametrize("who", ["another model", "the model before"])
 def test_a_cache_that_was_filled_by_others_is_not_called_beam_search(
     who: str, families: Any, build: Any, inputs: Any

@@ -176,9 +176,11 @@ def is_close(keys: Tensor, observed: Tensor) -> Tensor:
 
 
 def check_same_keys(now: Tensor, observed: Tensor) -> None:
-    """Raise a UserError if entries (row, key, entry) of a cache's keys are not those observed before."""
+    """Raise a UserError if entries (row, key, entry) of a cache's keys are not those observed before, or no numbers."""
     if torch.equal(now, observed) or bool(is_close(now, observed).all()):
         return
+    if not bool(observed.isfinite().all()):
+        raise UserError("non-finite activations: keys in a cache; check the model and its precision")
     if bool(is_close(now[:, None], observed).flatten(2).all(-1).any(1).all()):
         raise UserError("cannot observe beam search: the rows of its cache are reordered between steps")
     raise UserError(
