@@ -159,10 +159,10 @@ class Watch(Observer, Readings):
     def hooks(self) -> list[ModuleHook]:
         root, hooks = self._root.root, list[ModuleHook]()
         is_stack = any(root is sequences.stack.module for sequences in self.stacks.values())
-        notes = [self._encoder_tokens] if is_stack else [self._encoder_tokens, self._root]
-        for note in notes if root is not None else ():
-            after = ModuleHook(root, note.end, is_after=True, also_failed=True)
-            hooks += [ModuleHook(root, note.begin), after]
+        notes: list[EncoderTokens | RootTokens] = [self._encoder_tokens, *([] if is_stack else [self._root])]
+        for note, module in [] if root is None else [(note, root) for note in notes]:
+            after = ModuleHook(module, note.end, is_after=True, also_failed=True)
+            hooks += [ModuleHook(module, note.begin), after]
         for sequences in self.stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
