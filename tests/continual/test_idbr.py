@@ -289,9 +289,15 @@ def test_the_memory_is_shared_out_among_tasks() -> None:
     method.before_task(learner, 0)
     method.after_task(learner, 0)
     assert (len(method.state.examples), method.memory_size) == (2, 8)
-    learner, method = begun(memory_size=2)
     with pytest.raises(UserError, match=r"^memory_size: expected an example of each of 3 tasks"):
-        method.before_task(learner, 0)
+        begun(memory_size=2)
+
+
+def test_a_tokenizer_without_separator_is_refused_before_the_run() -> None:
+    model = loaded()
+    model.tokenizer.sep_token = None
+    with pytest.raises(UserError, match=r"^tokenizer: expected a separator or an end of text"):
+        make_learner(stream(), Idbr(), model, BUDGET, seed=1)
 
 
 def test_without_replay_nothing_is_kept() -> None:

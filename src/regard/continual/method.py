@@ -232,6 +232,9 @@ class Method:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
 
+    def check_run(self, learner: Learner) -> None:
+        """Raise UserError for a run that cannot be: before anything is measured, and with what an earlier run kept."""
+
     def before_task(self, learner: Learner, task: int) -> None:
         """Prepare a task."""
 

@@ -58,7 +58,9 @@ def make_learner(
     if stream.text:
         if head is not None:
             raise UserError(f"head: expected none where answers are written (tasks from text to text), got {head!r}")
-        return make_text_learner(stream, method, loaded, budget, seed=seed, lora=lora)
+        text_learner = make_text_learner(stream, method, loaded, budget, seed=seed, lora=lora)
+        method.check_run(text_learner)
+        return text_learner
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     head_name = head or method.head
@@ -75,6 +77,7 @@ def make_learner(
     network = method.Network(classifier, tasks=len(stream), config=method.config, seed=seed)
     learner = Learner(stream, network, budget, loaded.tokenizer, seed, encoded, loaded.model.device)
     learner.loss_classes = method.loss_classes or ("seen" if head_name == "labels" else "task")
+    method.check_run(learner)
     return learner
 
 
@@ -106,6 +109,7 @@ def run_stream(
     start, run = time.perf_counter(), RunState(learner, method)
     checkpoint_dir, fingerprint = None if folder is None else Path(folder), _fingerprint(learner, method)
     tasks_trained = _begin(run, checkpoint_dir, resume, earlier, fingerprint)
+    method.check_run(learner)
     learner.network.to(learner.device)
     for task in range(tasks_trained, len(learner.stream)):
         learner.task, cost = task, TaskCost(learner.budget.micro_batch_size)

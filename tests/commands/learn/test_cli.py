@@ -25,7 +25,7 @@ from tests.data.test_derived_streams import DIFFERENCE, published
 
 pytestmark = READS_ENGLISH
 
-MODULE = importlib.import_module("regard.commands.learn.run")
+MODULE = importlib.import_module("regard.commands.learn.base_model")
 """The module: as an attribute of the package that name is its function."""
 Regard = Callable[..., Any]
 SMALL = (

@@ -236,7 +236,7 @@ def test_other_rows_models_and_tasks_are_refused(tmp_path: Path) -> None:
 
 def test_a_run_without_models_cannot_be_gone_on_with(tmp_path: Path) -> None:
     learn(first(stream(4), 1), "finetune", loaded(), **OPTIONS).save(tmp_path / "run")
-    with pytest.raises(UserError, match=r"has not kept finetune-.*; learn again with --out"):
+    with pytest.raises(UserError, match=r"has no models of finetune-.* `regard learn --config .*run --out DIR`"):
         learn(stream(4), model=loaded(), after=tmp_path / "run")
 
 

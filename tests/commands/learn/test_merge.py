@@ -111,6 +111,18 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_of_several_methods_one_is_to_be_chosen(words: Path, regard: Regard, tmp_path: Path) -> None:
+    """The refusal has the commands that merge one of them."""
+    options = {"num_epochs": 1, "batch_size": 4, "length": 10, "diagnostic_samples": 0, "seeds": [3]}
+    model, work = str(words / "model"), tmp_path / "work"
+    learn(str(words / "words.jsonl"), "sapt,merge-linear", model, work_dir=work, **options).save(tmp_path / "run")
+    complaint = regard("merge", "run", "--out", "one").complaint
+    assert "run has 'sapt' with seed 3, 'merge-linear' with seed 3; `regard rollback run 3 --method" in complaint
+    line = complaint.split("`")[1].replace("NAME", "sapt").replace("N --peft", "3 --peft").split()
+    assert regard(*line[1:]).code == 0
+    assert regard("merge", "SET", "--out", "one").code == 0
+
+
 @pytest.mark.exhaustive
 def test_a_run_of_merges_is_looked_at_and_taken_apart(tmp_path: Path) -> None:
     """Its diagnostics are of the merge, as its scores are; its adapters are those of the tasks."""

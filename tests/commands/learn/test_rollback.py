@@ -84,7 +84,7 @@ def test_folders_that_are_none(run: Path, tmp_path: Path) -> None:
         rollback(tmp_path, 1, tmp_path / "model")
     bare = tmp_path / "bare"
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("models"))
-    with pytest.raises(UserError, match=r"models: .* has none of finetune-1; learn again with --out"):
+    with pytest.raises(UserError, match=r"models: .* has none of finetune-1 .* `regard learn --config .*bare --out"):
         rollback(bare, 1, tmp_path / "model", method="finetune", seed=1)
     out = tmp_path / "taken"
     out.mkdir()

@@ -119,5 +119,5 @@ def test_models_that_are_not_there_or_damaged(learnt: Path, regard: Regard, tmp_
     assert "models: cannot read" in regard("rollback", run, "2", "--method", "finetune", "--out", "m").complaint
     shutil.rmtree(run / "models")
     complaint = regard("rollback", run, "2", "--method", "finetune", "--out", "m").complaint
-    assert "learn again with --out" in complaint
+    assert "`regard learn --config" in complaint
     assert not (tmp_path / "m").exists()

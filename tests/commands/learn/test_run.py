@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import os
@@ -535,6 +536,26 @@ def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None
         learn(**given)
     assert str(raised.value).startswith(told)
     assert "\n" not in str(raised.value)
+
+
+def test_a_named_model_is_refused_before_rows_are_read_and_an_encoder_after_those_of_one_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    module = importlib.import_module("regard.commands.learn.run")
+    plain = module._read_stream
+    monkeypatch.setattr(module, "_read_stream", lambda run, own: read.append(run.seed) or plain(run, own))
+    with pytest.raises(UserError, match=r"^model: expected config\.json in the folder"):
+        learn("answers.jsonl", "finetune", tmp_path, seeds=[1, 2])
+    assert read == []
+    rows = [{"task": "a", "text": f"one {row}", "answer": f"two {row}"} for row in range(20)]
+    (tmp_path / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    model = loaded()
+    model.model.save_pretrained(tmp_path / "model")
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    with pytest.raises(UserError, match=r"^model: expected one that writes text, got .*an encoder"):
+        learn(tmp_path / "answers.jsonl", "finetune", tmp_path / "model", seeds=[1, 2])
+    assert read == [1]
 
 
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])

@@ -49,7 +49,7 @@ and probing uses the values of `paper`. `laptop` uses fewer rows, hence fewer st
 seven tasks of short texts; without a length, one is fitted to the texts (`regard.continual.text_lengths`), and without
 a learning rate each method has that of what it trains.
 """
-HOW_MODELS_ARE_SAVED = "learn again with --out (in Python with work_dir=) and without --no-save-models"
+HOW_MODELS_ARE_SAVED = "(a sweep and --no-save-models keep none): `regard learn --config {run} --out DIR`"
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
 

@@ -120,7 +120,8 @@ class FinishedRun:
         run = self.choices(config.label, config.seed)
         folder = self.folder / MODELS / run["key"]
         if not (folder / KEPT).is_file():
-            raise UserError(f"continue: {self.folder} has not kept {run['key']}; {HOW_MODELS_ARE_SAVED}")
+            way = HOW_MODELS_ARE_SAVED.format(run=self.folder)
+            raise UserError(f"continue: {self.folder} has no models of {run['key']} {way} learns again, and keeps them")
         lineage = read_json(folder / LINEAGE)
         if not lineage.keys() >= {"tasks", "method"}:
             raise UserError(f"continue: {folder / LINEAGE} is missing or damaged")

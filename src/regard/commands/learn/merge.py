@@ -205,6 +205,7 @@ def _export(path: Path, stack: ExitStack) -> Path:
     from regard.continual.saved_adapters import extract_adapters
 
     if (path / RESULTS).is_file():
+        _check_one_run(path)
         network, _, loaded = restore(path, None, method=None, seed=None)
         adapters = extract_adapters(loaded.model, network)
     else:
@@ -213,6 +214,19 @@ def _export(path: Path, stack: ExitStack) -> Path:
             raise UserError(f"adapters: expected a base with a name in {path}; write them with `export_peft_set`")
         adapters = SharedAdapters.from_pretrained(base["name"], path)
     return adapters.export_peft_set(Path(stack.enter_context(TemporaryDirectory())) / "set")
+
+
+def _check_one_run(folder: Path) -> None:
+    """Raise UserError if a folder has runs of several methods or seeds; it says how to take the adapters of one."""
+    from regard.runs.result import read_metadata
+
+    runs = read_metadata(folder, "learn")["runs"]
+    if len(runs) < 2:
+        return
+    has = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
+    last = len(runs[0]["tasks"])
+    way = f"`regard rollback {folder} {last} --method NAME --seed N --peft --out SET`, then `regard merge SET`"
+    raise UserError(f"adapters: expected a run of one method with one seed, {folder} has {has}; {way}")
 
 
 def _check_together(sources: Sequence[PeftAdapter]) -> None:

@@ -202,6 +202,7 @@ def _budget(run: Run, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
         return config.budget(lora=run.lora), []
     first_task = replace(run, stream=replace(run.stream, tasks=run.stream.tasks[:1], order=(0,)))
     check_disjoint(run.stream.tasks[0])
+    check_method(run, loaded)  # before the search, whose runs have one task
     search = []
     for rate in config.learning_rates:
         method = config.make_method()

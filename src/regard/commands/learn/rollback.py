@@ -130,7 +130,8 @@ def restore(
     run_metadata = _find_run(metadata["runs"], method, seed)
     folder = Path(run) / MODELS / run_metadata["key"]
     if not folder.is_dir():
-        raise UserError(f"models: {run} has none of {run_metadata['key']}; {HOW_MODELS_ARE_SAVED}")
+        way = HOW_MODELS_ARE_SAVED.format(run=run)
+        raise UserError(f"models: {run} has none of {run_metadata['key']} {way} learns again, and keeps them")
     num_tasks = len(run_metadata["tasks"]) if task is None else _find_position(run_metadata["tasks"], task)
     is_text = any("metric" in task_metadata for task_metadata in metadata["stream"]["tasks"])
     if model is None or isinstance(model, (str, Path)):
@@ -147,8 +148,7 @@ def _find_run(runs: Sequence[Mapping[str, Any]], method: str | None, seed: int |
     if len(matching) != 1:
         available = ", ".join(f"'{run['method']}' with seed {run['seed']}" for run in runs[:12])
         problem = "several fit" if matching else "none fits"
-        way = "choose by --method and --seed; `regard merge` takes what `rollback --peft` writes of one"
-        raise UserError(f"run: expected one, {problem} ({way}); the folder has {available}")
+        raise UserError(f"run: expected one, {problem} (choose by --method and --seed); the folder has {available}")
     return matching[0]
 
 

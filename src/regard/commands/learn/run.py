@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from regard.commands.learn.base_model import check_named_model, load_model
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
@@ -32,8 +33,7 @@ from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
 from regard.data.tokenizers import warn_of_unknown_in, warn_of_written
 from regard.errors import UserError
-from regard.models.generator import add_model_hash
-from regard.models.pretrained import Loaded, as_loaded, load
+from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments
 from regard.runs.progress import shown_in_notebook
@@ -153,10 +153,13 @@ def learn(  # noqa: D417 - the options are described in the configuration
         processes.naming_lost_rank(),
         open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work,
     ):
-        streams = {run.seed: _read_stream(run, own_stream) for run in configs[:: len(by_method)]}
-        first_stream = streams[configs[0].seed]
+        check_named_model(config, model, text=False)
+        first_stream = _read_stream(configs[0], own_stream)
+        check_named_model(config, model, text=first_stream.text)  # before rows are read again for other seeds
+        streams = {run.seed: _read_stream(run, own_stream) for run in configs[len(by_method) :: len(by_method)]}
+        streams = {configs[0].seed: first_stream, **streams}
         config.warn_of_idle(*(() if first_stream.text else (CLASSES,)))
-        loaded = _load_model(config, model, tokenizer, text=first_stream.text)
+        loaded = load_model(config, model, tokenizer, text=first_stream.text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
         if finished is not None:
@@ -289,16 +292,6 @@ def _seeds(seeds: Any, config: LearnConfig) -> tuple[int, ...]:
     if not values or any(values.count(value) > 1 for value in values):
         raise UserError(f"seeds: expected a list of whole numbers, at least one and each once, got {seeds!r}")
     return values
-
-
-def _load_model(config: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -> Loaded:
-    """Load the model; a language model for text-to-text tasks."""
-    if model is None or isinstance(model, str):
-        return load(config.model, dtype="float32", language_model=text, adapter=config.adapter)
-    if config.adapter is not None:
-        raise UserError("adapter: expected none with a model given in Python; pass a PeftModel, or names of both")
-    call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
-    return add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
 def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:

@@ -161,7 +161,8 @@ class Idbr(method.Method):
     def memory_size(self) -> int:
         return self.config.memory_size if self.config.replay else 0
 
-    def before_task(self, learner: Learner, task: int) -> None:
+    def check_run(self, learner: Learner) -> None:
+        find_separator(learner.tokenizer)
         memory, tasks = self.config.memory_size, len(learner.stream)
         if self.config.replay and memory < tasks:
             raise UserError(f"memory_size: expected an example of each of {tasks} tasks at least, got {memory}")
@@ -169,6 +170,8 @@ class Idbr(method.Method):
         if kept > memory // tasks:  # by a finished run of fewer tasks
             expected = f"expected at most {memory // tasks} examples of a task, as {tasks} tasks have, in the run"
             raise UserError(f"continue: {expected} that goes on, got {kept}; learn all tasks from the start")
+
+    def before_task(self, learner: Learner, task: int) -> None:
         items = [*learner.items(task), *self.state.examples] if task else []
         network = learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
@@ -275,10 +278,7 @@ class HalvesMaker:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any, *, length: int, pad: int) -> HalvesMaker:
-        candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
-        separator = next((token for token in candidates if token is not None), None)
-        if separator is None:
-            raise UserError("tokenizer: expected a separator or an end of text to put between two halves, it has none")
+        separator = find_separator(tokenizer)
         special = frozenset(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         return cls(special | {separator}, separator, length, pad)
 
@@ -307,6 +307,15 @@ class HalvesMaker:
         position = int(random.integers(1, max(len(tokens), 2)))
         first, second = tokens[:position], tokens[position:]
         return [*before, *first, self.separator, *second, *after], [*before, *second, self.separator, *first, *after]
+
+
+def find_separator(tokenizer: Any) -> int:
+    """Return the token that stands between two halves. Raises UserError if the tokenizer has none."""
+    candidates = (tokenizer.sep_token_id, tokenizer.eos_token_id)
+    separator: int | None = next((token for token in candidates if token is not None), None)
+    if separator is None:
+        raise UserError("tokenizer: expected a separator or an end of text to put between two halves, it has none")
+    return separator
 
 
 ROUNDS = 100
