@@ -308,14 +308,11 @@ def test_positions_are_left_for_texts_as_the_model_counts_them(model: Callable[[
 
 
 def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
-    learner, method = made(L2pConfig(pool_size=4, prompt_length=3, top_k=3))
-    longest = max(int(part.attention_mask.sum(1).max()) for part in learner.encoded.values())
+    longest = max(int(part.attention_mask.sum(1).max()) for part in made()[0].encoded.values())
     with pytest.raises(UserError, match=f"at most 7 tokens behind 9 of prompts, got {longest}"):
-        method.before_task(learner, 0)
-    learner, method = made(L2pConfig(pool_size=4, prompt_length=9, top_k=3))
+        made(L2pConfig(pool_size=4, prompt_length=3, top_k=3))
     with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 27"):
-        method.before_task(learner, 0)
-    made()[1].before_task(made()[0], 0)
+        made(L2pConfig(pool_size=4, prompt_length=9, top_k=3))
 
 
 class Deaf(BertModel):

@@ -191,9 +191,8 @@ def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
 
 
 def test_texts_need_room_behind_prompts() -> None:
-    learner, method, _ = made(num_virtual_tokens=9)
     with pytest.raises(UserError, match=r"length: expected texts of at most 7 tokens behind 9 of prompts, got \d+"):
-        method.before_task(learner, 0)
+        made(num_virtual_tokens=9)
 
 
 @pytest.mark.parametrize(

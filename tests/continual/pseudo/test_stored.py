@@ -90,22 +90,21 @@ def test_a_generator_that_writes_nothing_is_told_of(monkeypatch: pytest.MonkeyPa
 
 
 def test_encoders_cannot_write() -> None:
-    learner, method = classes()
     with pytest.raises(
         UserError,
         match=r"^reflection: 'generated' needs a model that writes \(--task-type generation\), .*_dir=DIR$",
     ):
-        method.before_task(learner, 0)
+        classes()
 
 
 def test_a_tokenizer_that_cannot_write_the_mark_is_refused() -> None:
     method = Sapt(SaptConfig(**learnt_router(**SMALL, reflection="generated")))
-    learner = make_learner(tasks(), method, loaded("t5"), begun()[0].budget, seed=1)
+    budget = begun()[0].budget
     with pytest.raises(
         UserError,
         match=r"^reflection: 'generated' needs a tokenizer that can write __inp__, .* pseudo_samples_dir=DIR$",
     ):
-        method.before_task(learner, 0)
+        make_learner(tasks(), method, loaded("t5"), budget, seed=1)
 
 
 @pytest.mark.exhaustive
@@ -140,9 +139,8 @@ def test_pseudo_samples_of_files_stand_for_tasks_from_text_to_text(tmp_path: Pat
 
 def test_files_that_are_missing_are_told_of_before_anything_is_learnt(tmp_path: Path) -> None:
     published(tmp_path, "animals", "the cat")
-    learner, method = begun(pseudo_samples_dir=str(tmp_path))
     with pytest.raises(UserError, match="pseudo_samples_dir: expected pseudo samples of 'colours' in"):
-        method.before_task(learner, 0)
+        begun(pseudo_samples_dir=str(tmp_path))
 
 
 @pytest.mark.parametrize(

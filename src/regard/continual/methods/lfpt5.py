@@ -97,8 +97,10 @@ class Lfpt5(PromptMethod):
     Network = Lfpt5Network
     supports_text = True
 
-    def before_task(self, learner: Learner, task: int) -> None:
+    def check_run(self, learner: Learner) -> None:
         check_prompt_room(learner, self.config.num_virtual_tokens)
+
+    def before_task(self, learner: Learner, task: int) -> None:
         if len(self.state.values.get(GENERATED, [])) < task:  # a finished run goes on, whose last task kept nothing
             self._keep_rows(learner, task - 1)
         learner.network_as(Lfpt5Network).start_adapter(0)

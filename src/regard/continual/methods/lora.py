@@ -132,8 +132,7 @@ class NLora(IncrementalLora):
 
     Config = NLoraConfig
 
-    def before_task(self, learner: Learner, task: int) -> None:
-        super().before_task(learner, task)
+    def check_run(self, learner: Learner) -> None:
         layers = learner.network_as(PoolNetwork).pool.layers
         non_square = [name for name, layer in layers.items() if layer.adapters.inputs != layer.adapters.outputs]
         if non_square and self.config.penalized_product == "released":

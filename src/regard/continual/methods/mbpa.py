@@ -112,11 +112,12 @@ class AdaptingNetwork(Network):
     def _adapt_row(self, row: Rows, near: Tensor, remembered: ShownMemory) -> Tensor:
         parameters = self.classifier.named_parameters()
         start = {name: parameter.detach() for name, parameter in parameters if parameter.requires_grad}
-        weights, neighbors, class_mask = dict(start), _select_rows(remembered.rows, near), remembered.class_mask[near]
+        weights = {name: weight.clone() for name, weight in start.items()}  # which change in place, as tables are large
+        neighbors, class_mask = _select_rows(remembered.rows, near), remembered.class_mask[near]
+        rate, decay = self.config.adaptation_lr, 2 * self.config.l2_weight
         for _ in range(self.config.adaptation_steps):
             for name, gradient in self._gradients(weights, neighbors, class_mask).items():
-                decay = 2 * self.config.l2_weight * (weights[name] - start[name])
-                weights[name] = weights[name] - self.config.adaptation_lr * (gradient + decay)
+                weights[name].lerp_(start[name], decay * rate).sub_(gradient, alpha=rate)
         return functional_call(self.classifier, weights, (), trim_inputs(row)).logits
 
     def _gradients(self, weights: dict[str, Tensor], rows: Rows, class_mask: Tensor) -> dict[str, Tensor]:

@@ -138,12 +138,13 @@ class L2p(adapter_network.PromptMethod):
     Network = L2pNetwork
     loss_classes = "task"
 
-    def before_task(self, learner: Learner, task: int) -> None:
-        network = learner.network_as(L2pNetwork)
-        longest = longest_text(learner.encoded)
+    def check_run(self, learner: Learner) -> None:
+        network, longest = learner.network_as(L2pNetwork), longest_text(learner.encoded)
         if network.room is not None and longest > network.room:
             raise check_prompt_fits(longest, network.room, network.added)
-        self.state.to(network.keys.device)
+
+    def before_task(self, learner: Learner, task: int) -> None:
+        self.state.to(learner.network_as(L2pNetwork).keys.device)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         selected = learner.network_as(L2pNetwork).choose(rows, self.prompt_frequencies())
@@ -203,10 +204,12 @@ class ProgPrompt(adapter_network.PromptMethod):
     restores_other_classes = True
     supports_text = True
 
+    def check_run(self, learner: Learner) -> None:
+        pool = learner.network_as(ProgressiveNetwork).pool
+        adapter_network.check_prompt_room(learner, len(pool) * self.config.num_virtual_tokens)
+
     def before_task(self, learner: Learner, task: int) -> None:
-        network = learner.network_as(ProgressiveNetwork)
-        adapter_network.check_prompt_room(learner, len(network.pool) * self.config.num_virtual_tokens)
-        network.start_adapter(task)
+        learner.network_as(ProgressiveNetwork).start_adapter(task)
 
     def after_task(self, learner: Learner, task: int) -> None:
         learner.network_as(ProgressiveNetwork).pool.prompts.fold()

@@ -192,11 +192,13 @@ class Sapt(method.Method):
         self.training_vectors: dict[int, Tensor] = {}  # the query vectors of the task at hand
         self.stand_ins: dict[int, Tensor] = {}  # what stands for tasks, made once of what is kept
 
-    def before_task(self, learner: Learner, task: int) -> None:
+    def check_run(self, learner: Learner) -> None:
         if self.config.adapter_type == "prompt":
             adapter_network.check_prompt_room(learner, self.config.num_virtual_tokens)
         if self.config.reflection == "generated":
             stored.check_pseudo_samples(learner, self.config)
+
+    def before_task(self, learner: Learner, task: int) -> None:
         self.state.to(learner.device)
         if self.config.reflection == "generated" and f"{TARGET}{task - 1}" in self.state.tensors:  # a run may go on
             stored.store_inputs(learner, self.state, task - 1, self.count_stored, self.config)
@@ -219,10 +221,9 @@ class Sapt(method.Method):
                 network.fitted.fill_(task + 1)
             return
         if task and config.opens and config.router_warmup_steps:
-            past_tasks = self.past_tasks(learner, task)
-            schedule = {"steps": config.router_warmup_steps, "rate": config.router_warmup_lr}
-            seed, own = learner.seed_for("gate", task), network.current_adapter
-            warm_up_router(self._attention(learner), vectors, past_tasks, **schedule, seed=seed, own=own)
+            past_tasks, seed = self.past_tasks(learner, task), learner.seed_for("gate", task)
+            schedule = {"steps": config.router_warmup_steps, "rate": config.router_warmup_lr, "seed": seed}
+            warm_up_router(self._attention(learner), vectors, past_tasks, **schedule, own=network.current_adapter)
         if config.opens and config.freeze_router:
             network.router.set_trainable(None)
         measured = config.gradient_balance and not config.opens and f"{STRENGTH}{task}" not in self.state.values
@@ -251,8 +252,8 @@ class Sapt(method.Method):
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         """Put the next adapter in place, now that the task has been scored without it, and return the task's rows."""
         self.place_adapter(learner, task)
-        task_batches, vectors = super().batches(learner, task, phase), self._training_vectors(learner, task)
-        config = self.config
+        config, task_batches = self.config, super().batches(learner, task, phase)
+        vectors = self._training_vectors(learner, task)
         last_step = math.ceil(config.floor_fraction * task_batches.steps)
 
         def rows(step: int) -> Rows:
@@ -275,12 +276,11 @@ class Sapt(method.Method):
         row_counts = (rows["labels"] != IGNORE_INDEX).reshape(len(weights), -1).sum(1)
         if self.config.opens:
             clamped_weights = weights.clamp_min(torch.finfo(weights.dtype).tiny)
-            terms = (
+            for weight, row_values in (
                 (self.config.router_loss_weight, clamped_weights[:, sapt_network.current_adapter].log()),
                 (self.config.entropy_weight, (clamped_weights * clamped_weights.log()).sum(-1)),
                 (self.config.load_balancing_weight, clamped_weights.log().mean(-1)),
-            )
-            for weight, row_values in terms:
+            ):
                 loss = loss - weight * (row_counts * row_values).sum()
         return loss + row_counts.sum() * self.reflection_loss(learner)
 
