@@ -76,6 +76,19 @@ def test_a_base_with_an_adapter_is_the_peft_model(kind: str, task: str | None, s
     assert not torch.allclose(plain.model(ids())[0], expected, atol=1e-2)
 
 
+@pytest.mark.parametrize("kind, task", [("llama", "CAUSAL_LM"), ("bert", None)])
+def test_what_an_adapter_was_merged_into_is_trained_whole(kind: str, task: str | None, saved: Saved) -> None:
+    """PEFT freezes a base; fine-tuning it merged would train a new head alone, or nothing."""
+    base, folder, model = adapted_folders(saved, kind, task)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    given = as_loaded(model, tokenizer, to="teach", call="regard.learn(…)").model
+    for merged in (load(str(base), adapter=str(folder)).model, load(str(folder)).model, given):
+        names = [name for name, parameter in merged.named_parameters() if not parameter.requires_grad]
+        assert names == []
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert len(frozen) == len([*AutoModel.from_pretrained(base).parameters()]) + (kind == "llama"), "a copy is merged"
+
+
 @torch.no_grad()
 def test_a_language_model_keeps_its_head(saved: Saved) -> None:
     _, folder, model = adapted_folders(saved, "llama", "CAUSAL_LM")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -72,6 +73,17 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
     """Return the nearest valid name as in ", did you mean 'sapt'?", or an empty text."""
     matches = difflib.get_close_matches(name.lower(), valid_names, n=1)
     return f", did you mean {matches[0]!r}?" if matches else ""
+
+
+@contextmanager
+def naming_method(name: str, names: Sequence[str]) -> Iterator[None]:
+    """Let a UserError about a setting say of which of several methods it is."""
+    try:
+        yield
+    except UserError as error:
+        if len(names) < 2:
+            raise
+        raise UserError(f"{error} (of {name}: all methods that know a setting get it, else run {name} alone)") from None
 
 
 def _convert_value(name: str, value: Any, field_type: Any) -> Any:

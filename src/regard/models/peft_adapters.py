@@ -116,7 +116,7 @@ def merge_adapter(model: PreTrainedModel, folder: Path, name: str) -> PreTrained
         if _adapts_quantized(adapted):
             return adapted.get_base_model()
         merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    return merged
+    return make_trainable(merged)
 
 
 def unwrap_peft(model: Any, *, merge: bool) -> Any:
@@ -138,7 +138,15 @@ def unwrap_peft(model: Any, *, merge: bool) -> Any:
             "quantized: merge it into the model that they were made of"
         )
     _check_weights_are_own(model, f"that of a {type(model).__name__}")
-    return copy.deepcopy(model).merge_and_unload()
+    return make_trainable(copy.deepcopy(model).merge_and_unload())
+
+
+def make_trainable(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model that an adapter was merged into with weights that are trained: PEFT has frozen them."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
+    return model
 
 
 def _adapts_quantized(model: nn.Module) -> bool:

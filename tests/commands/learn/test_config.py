@@ -229,6 +229,14 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
     assert str(raised.value).startswith(told)
 
 
+def test_of_several_methods_the_one_whose_setting_cannot_be_is_named() -> None:
+    config = LearnConfig(method="sapt,progprompt", set=("num_virtual_tokens=4",))
+    with pytest.raises(UserError, match=r"^num_virtual_tokens: expected adapter_type=prompt.* \(of sapt: .* alone\)$"):
+        split_methods(config)
+    with pytest.raises(UserError, match=r"got adapter_type=lora$"):
+        split_methods(LearnConfig(method="sapt", set=("num_virtual_tokens=4",)))
+
+
 @pytest.mark.parametrize(
     "said, told",
     [

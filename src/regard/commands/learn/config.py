@@ -367,7 +367,7 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
 
     Raises UserError if a method is unknown or named twice, or no method knows an item.
     """
-    from regard.continual.method import suggest_name
+    from regard.continual.method import naming_method, suggest_name
     from regard.continual.methods import method_named
     from regard.continual.own_method import naming_own_code
 
@@ -385,7 +385,7 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     for name, settings in settings_by_method.items():
         values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
         configs.append(replace(config, method=name, set=values))
-        with naming_own_code():
+        with naming_own_code(), naming_method(name, names):
             head = configs[-1].make_method().head  # which checks the settings
         if config.head == "labels" and head != "linear":
             raise UserError(f"head: expected method with {name}, whose own head is {head}, got {config.head!r}")
