@@ -1,6 +1,7 @@
 """What pools of LoRA adapters and of soft prompts share."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from regard.adapters.lora import LoraAdapters, Mixture
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.prompt_adapters import PromptAdapters
+from regard.adapters.recomputed import find_checkpointed, recomputing_with
 from regard.errors import UserError
 
 
@@ -20,6 +22,7 @@ class AdapterPool:
     def __init__(self, model: Any, mixture: Mixture) -> None:
         model.requires_grad_(False)
         self.model, self.mixture = model, mixture
+        self._checkpointed = find_checkpointed(model)
 
     def __len__(self) -> int:
         """Return the number of adapters, in use or reserved."""
@@ -50,6 +53,11 @@ class AdapterPool:
         for adapters in self.adapters:
             check_in_memory(adapters)
 
-    def use_weights(self, weights: Tensor | None) -> AbstractContextManager[None]:
-        """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out."""
-        return self.mixture.use(weights)
+    @contextmanager
+    def use_weights(self, weights: Tensor | None) -> Iterator[None]:
+        """Mix with these weights for a while, (row, adapter) or (adapter,); None leaves the adapters out.
+
+        What gradient checkpointing computes again in the backward pass has them, too.
+        """
+        with self.mixture.use(weights), recomputing_with(self._checkpointed, self.mixture):
+            yield

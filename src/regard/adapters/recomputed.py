@@ -1,11 +1,12 @@
 """What gradient checkpointing computes again in a backward pass, with the adapters of its forward pass."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from regard.adapters.lora import Mixture, hold
+from regard.errors import UserError
 
 
 def recompute_with(
@@ -26,3 +27,25 @@ def recompute_with(
         return function(run, *args, **options)
 
     return compute
+
+
+def find_checkpointed(model: Any) -> list[Any]:
+    """Return the parts of a model that Transformers' gradient checkpointing may compute again."""
+    return [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+
+
+@contextmanager
+def recomputing_with(parts: Sequence[Any], mixture: Mixture) -> Iterator[None]:
+    """Let parts that checkpointing computes again have the weights that the mixture has now. Raises UserError."""
+    patched = [
+        (part, part._gradient_checkpointing_func) for part in parts if part.gradient_checkpointing and part.training
+    ]
+    if any(getattr(function, "keywords", {}).get("use_reentrant") for _, function in patched):
+        raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
+    try:
+        for part, function in patched:
+            part._gradient_checkpointing_func = recompute_with(function, mixture, nullcontext)
+        yield
+    finally:
+        for part, function in patched:
+            part._gradient_checkpointing_func = function

@@ -558,6 +558,15 @@ def test_a_named_model_is_refused_before_rows_are_read_and_an_encoder_after_thos
     assert read == [1]
 
 
+def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:
+    model = loaded()
+    model.model.requires_grad_(False)
+    fields = {**FIELDS, "num_epochs": 1, "diagnostic_samples": 0}
+    with pytest.warns(UserWarning, match=r"model: expected weights that require gradients, .* so prescale can train"):
+        learn(stream(), "probe,prescale,sequential-lora", model, **fields)
+    learn(stream(), "probe,sequential-lora", model, **fields)
+
+
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])
 def test_objects_that_are_no_stream_are_told_what_to_do(rows: Any) -> None:
     """A data frame is no name of a file, whatever its text."""
