@@ -519,6 +519,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": 5}, "method: expected a name, got 5"),
         ({"method": [1]}, "method: expected one of finetune, "),
         ({"samples_per_class": 3}, "samples-per-class cannot be used with a Stream object, which has its own rows"),
+        ({"seed": 1, "seeds": [2]}, "seed: expected none beside seeds, got 1"),
         ({"method": []}, "method: expected names apart by commas, each once, got ''"),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
         ({"num_epochs": 0}, "num-epochs: expected a whole number of at least 1 or none, got 0"),

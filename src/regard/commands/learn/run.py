@@ -138,6 +138,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
     """
     model = str(model) if isinstance(model, Path) else model
     arguments, finished = explicit_arguments(locals(), LearnConfig), None if after is None else FinishedRun.load(after)
+    if seeds is not None and "seed" in arguments:
+        raise UserError(f"seed: expected none beside seeds, got {arguments['seed']!r}")
     if finished is None:
         config = _make_config(stream, method, model, arguments)
     else:
