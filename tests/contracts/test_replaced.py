@@ -172,6 +172,29 @@ def test_each_architecture_is_loaded_by_its_own_auto_class(build: Callable, tmp_
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
 
 
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_classifiers_whose_inner_model_is_made_by_an_auto_class(task: str, build: Callable, tmp_path: Path) -> None:
+    """Llama and seventy others make the model behind their head by `AutoModel`, of the class of their config."""
+    base = build("Llama")
+    base.config.pad_token_id = 0
+    torch.manual_seed(0)
+    model = getattr(transformers, f"LlamaFor{task}")(base.config).eval()
+    ids = torch.randint(2, 60, (2, 9), generator=torch.Generator().manual_seed(1))
+    padded = {"input_ids": ids.masked_fill(torch.tensor([[0], [1]]) * torch.arange(9) > 5, 0)}
+    padded["attention_mask"] = (padded["input_ids"] != 0).long()
+    constants = constants_for(model)
+    for what in ((constants, some(constants)), ("sigmoid+window=3",)):
+        with torch.no_grad(), regard.replacing(model, *what):
+            expected = model(**padded)
+        regard.replaced(model, *what).save_pretrained(tmp_path / "headed")
+        loaded = getattr(transformers, f"AutoModelFor{task}").from_pretrained(tmp_path / "headed")
+        assert type(loaded).__name__ == f"ReplacedLlamaFor{task}" == type(copy.deepcopy(loaded)).__name__
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(**padded).to_tuple()[0], expected.to_tuple()[0])
+        with pytest.raises(ValueError, match="Unrecognized configuration class"):
+            AutoModel.from_pretrained(tmp_path / "headed")
+
+
 def test_an_exception_on_the_way_in_leaves_the_model_as_it_was(
     build: Callable, inputs: Callable, run: Callable, families: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

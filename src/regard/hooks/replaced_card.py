@@ -28,9 +28,18 @@ def describe_replaced(architecture: str, entry: Mapping[str, Any]) -> ModelCard:
     )
 
 
-def _describe_operation(entry: Mapping[str, Any]) -> str:
+def name_operation(entry: Mapping[str, Any]) -> str:
+    """Return the operation in a config by what it has of its own: `weighting=sigmoid, window=8`, or softmax."""
+    return ", ".join(_list_choices(entry)) or "softmax"
+
+
+def _list_choices(entry: Mapping[str, Any]) -> list[str]:
     standard = AttentionSpec().to_dict()
-    chosen = [f"`{name}={value}`" for name, value in entry["operation"].items() if value != standard[name]]
+    return [f"{name}={value}" for name, value in entry["operation"].items() if value != standard[name]]
+
+
+def _describe_operation(entry: Mapping[str, Any]) -> str:
+    chosen = [f"`{choice}`" for choice in _list_choices(entry)]
     layers = sorted({place["layer"] for place in entry["places"]})
     where = f"attention layers {', '.join(map(str, layers))} compute"
     return f"whose {where} {', '.join(chosen) or 'softmax'} in the place of its own attention."

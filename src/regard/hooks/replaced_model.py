@@ -26,6 +26,7 @@ from regard.hooks.module_tree import unlike_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
+from regard.hooks.own_config import of_class
 from regard.hooks.registration import EAGER, EAGER_NAME, UNMASKED_NAME, find_configs, without_masks
 from regard.hooks.replace import (
     ConstantsLike,
@@ -36,7 +37,7 @@ from regard.hooks.replace import (
     resolve_constants,
     select_heads,
 )
-from regard.hooks.replaced_card import describe_replaced
+from regard.hooks.replaced_card import describe_replaced, name_operation
 from regard.hooks.routing import route_permanently
 from regard.hooks.split_weights import is_sharded
 from regard.runs.model_card import ModelCard, public_name
@@ -83,9 +84,10 @@ AutoConfig.register(MODEL_TYPE, ReplacedConfig, exist_ok=True)
 def check_original(model: Any, name: str | None) -> None:
     """Raise a UserError if heads of a model are replaced already."""
     if isinstance(model.config, ReplacedConfig):
-        what = "another attention" if model.config.constant_heads["operation"] else "constant heads"
-        shown = name or type(model).__name__
-        raise UserError(f"model: expected an original, got {shown}, which is already replaced, with {what}")
+        entry, shown = model.config.constant_heads, name or type(model).__name__
+        what = f"attention {name_operation(entry)}" if entry["operation"] else "constant heads"
+        advice = "give the model that it was made of"
+        raise UserError(f"model: expected an original, got {shown}, which is already replaced, with {what}; {advice}")
 
 
 class ReplacedModel:
@@ -339,7 +341,8 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
     base = _find_architecture(architecture, original)
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
-        base.__init__(self, config, *args, **options)
+        with of_class(config, original):
+            base.__init__(self, config, *args, **options)
         for name in getattr(config, ENTRY)["left_out"]:
             if name in self._modules:
                 setattr(self, name, None)  # such as a pooler

@@ -455,7 +455,11 @@ def test_the_command_and_its_folder(
     assert again.code == 0
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "again" / "model")
     assert not changed(weights(model), weights(saved))
-    assert "already replaced" in regard("convert", "run/model", "--text", text_file, "--out", "twice").complaint
+    twice = regard("convert", "run/model", "--text", text_file, "--attention", "softmax", "--out", "twice")
+    assert twice.complaint == (
+        "regard convert: model: expected an original, got run/model, which is already replaced, with attention "
+        "prefix=1, window=4; give the model that it was made of"
+    )
 
 
 @pytest.mark.exhaustive
