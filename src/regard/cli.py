@@ -1,7 +1,6 @@
 """The command line: one sub-command per file, heavy imports inside."""
 
 import argparse
-import difflib
 import gc
 import io
 import math
@@ -27,6 +26,7 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError, check_utf8, describe_error
+from regard.runs.arguments import suggest_option
 from regard.runs.rank import IN_JOB, is_main_process
 from regard.runs.version import VERSION
 
@@ -97,10 +97,7 @@ def _is_of_system(error: BaseException | None) -> bool:
 def _suggest(command: str, unknown: Sequence[str]) -> str:
     """Return the option of a command that is nearest to the first unknown one, as ` (did you mean --samples?)`."""
     commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
-    options = [name for name in commands.choices[command]._option_string_actions if name.startswith("--")]
-    given = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
-    nearest = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
-    return f" (did you mean {nearest[0]}?)" if nearest else ""
+    return suggest_option(commands.choices[command], unknown)
 
 
 def _run(arguments: Sequence[str] | None) -> int:

@@ -2,9 +2,10 @@
 
 import argparse
 import datetime
+import difflib
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -119,6 +120,14 @@ def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume
     parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
     if resume:
         parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted, or begin")
+
+
+def suggest_option(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Return the option of a parser that is nearest to the first unknown one, as ` (did you mean --samples?)`."""
+    options = [name for name in parser._option_string_actions if name.startswith("--")]
+    given = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
+    nearest = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
+    return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
 def parse_number(text: str, kind: type, option: str) -> float | int:

@@ -379,6 +379,8 @@ def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_p
     assert ended.out.startswith("Written to look-model.html (0.")
     assert "w2" in (tmp_path / "look-model.html").read_text(encoding="utf-8")
     assert regard("look", "model", "w1 w2").complaint.startswith("regard look: --out: look-model.html exists")
+    missing = regard("look", "model", "--file", "none.txt").complaint
+    assert missing == "regard look: --file: expected a file, there is no none.txt"
     assert regard("look", "model", "w1 w2", "--against", "model").code == 0
     assert (tmp_path / "look-model-against-model.html").exists()
     assert regard("look", "model").complaint == "regard look: expected one of TEXT, --file and --images"

@@ -51,12 +51,12 @@ def run(args: argparse.Namespace) -> None:
     from regard.data.tables import read_pieces
     from regard.runs.output_dir import check_output_file
 
+    texts = ["".join(read_pieces(args.file, "--file"))] if args.file else args.text
     names = [arguments.file_slug(name) for name in (args.model, args.against) if name]
     out = args.out or Path(f"look-{'-against-'.join(names)}.html")
     check_output_file(out, overwrite=args.overwrite)
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: expected a name that ends in .html, got {out}")
-    texts = ["".join(read_pieces(args.file, "--file"))] if args.file else args.text
     from regard import models
     from regard.commands.look.run import look
 

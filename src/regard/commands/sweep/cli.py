@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
-from regard.runs.arguments import OneList, add_config_options, parse_config_options, parse_seeds
+from regard.runs.arguments import OneList, add_config_options, parse_config_options, parse_seeds, suggest_option
 from regard.runs.progress import heartbeat, in_one_line
 
 if TYPE_CHECKING:
@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> None:
     from regard.runs.command_line import print_summary
 
     command = find_command(args.verb)
-    options = make_parser(command).parse_args(args.rest)
+    parser = make_parser(command)
+    options, unknown = parser.parse_known_args(args.rest)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{suggest_option(parser, unknown)}")
     if options.name is not None and options.config is not None:
         raise UserError(f"--config: expected a name or a file, got both '{options.name}' and {options.config}")
     if options.seeds is not None and options.num_seeds is not None:

@@ -17,6 +17,7 @@ from regard.commands.sweep.means import Comparison
 from regard.commands.sweep.page import sweep_page
 from regard.commands.sweep.state import TRIALS, SweepState, check_sweep_dir, trial_key
 from regard.commands.sweep.words import write_ledes, write_title
+from regard.continual.method import suggest_name
 from regard.errors import UserError, check_choice, describe_value
 from regard.runs.command import Command
 from regard.runs.config import Config
@@ -181,8 +182,8 @@ def check_varied_field(command: Command, name: str) -> None:
     if name == "seed":
         raise UserError("vary: seeds are given by --seeds, as 0,7")
     if name not in command.config.field_names():
-        allowed = ", ".join(sorted(command.config.field_names()))
-        raise UserError(f"vary: there is no field {name}; allowed are {allowed}")
+        names = sorted(command.config.field_names())
+        raise UserError(f"vary: there is no field {name}{suggest_name(name, names)}; allowed are {', '.join(names)}")
 
 
 def make_trials(
