@@ -459,6 +459,7 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
         regard.replace(
             model, "lm", tokenizer=tokenizer, data=tmp_path, work_dir=tmp_path / "short", **{**settings, "length": 1}
         )
+    assert not [*(tmp_path / "short").glob("**/*.safetensors")], "nothing is averaged before the refusal"
     ids = encode("mlm", read_task("lm", tmp_path).validation, tokenizer, 16, "paper").input_ids
     constants = regard.average_attention(
         model, encode("mlm", read_task("lm", tmp_path).train, tokenizer, 16, "paper").batches(64), 16, layout="paper"

@@ -103,6 +103,8 @@ class Session:
             raise UserError("constants: expected averages of the layout natural, got those of the layout paper")
         self._plain = lru_cache(maxsize=8)(self._predict_plain)
         stage = stages.get(len(stages.names) - 1)
+        if self.constants is not None:
+            self.constants.check_model(model_fingerprint(stage.loaded.model, stage.layers))
         self.heads = list_heads(stage.layers)
         self.reads_pairs = stage.reads_pairs
         self.mask_token = stage.loaded.tokenizer.mask_token if stage.kind == "mask" else None

@@ -136,6 +136,10 @@ class PerplexityEvaluator:
     validation_rows: Encoded
     settings: ProbeConfig
 
+    def __post_init__(self) -> None:
+        if not any(self.tokens):
+            raise UserError("length: expected 2 tokens or more for perplexity, for the first is not predicted; got 1")
+
     @property
     def tokens(self) -> list[int]:
         """Number of predicted tokens of each window."""
@@ -143,8 +147,6 @@ class PerplexityEvaluator:
 
     def window_losses(self) -> list[float]:
         """Return the sum of −log p over the predicted tokens of each window. UserError if one is not finite."""
-        if not any(self.tokens):
-            raise UserError("length: expected 2 tokens or more for perplexity, for the first is not predicted; got 1")
         sums: list[float] = []
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
