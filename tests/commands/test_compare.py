@@ -187,6 +187,10 @@ def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_pat
     other = ReplaceResult(scores, heads, pd.DataFrame(), config)
     assert "none, none, 1.0" in " ".join(other.main_figures())
     assert regard("compare", runs / "short", tmp_path / "nothing").complaint.startswith("regard compare: no run in ")
+    (tmp_path / "swept").mkdir()
+    (tmp_path / "swept" / "sweep.json").write_text("{}")
+    complaint = regard("compare", runs / "short", tmp_path / "swept").complaint
+    assert complaint.endswith(f"; this one is of a sweep, whose runs are in {tmp_path / 'swept' / 'trials'}")
 
 
 def test_figures_of_other_commands_are_their_means_or_last_values() -> None:

@@ -135,6 +135,10 @@ def test_blocks_of_t5_that_tells_classes_are_in_its_encoder(tmp_path: Path) -> N
 def test_other_methods_have_no_such_blocks(tmp_path: Path) -> None:
     folder = written("sequential-lora", tmp_path, 1, "r=2")
     with pytest.raises(
+        UserError, match=rf"^folder: expected one with lineage.json, as `regard rollback` writes it, got {tmp_path}$"
+    ):
+        load_adapters("tiny", tmp_path)
+    with pytest.raises(
         UserError, match=r"^folder: expected a model with an adapter for each task, .*; these have: .*epi, sapt,"
     ):
         load_adapters(loaded().model, folder)

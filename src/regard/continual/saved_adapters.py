@@ -15,7 +15,7 @@ from regard.continual.adapter_network import AdapterNetwork, AdapterPool
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import SaptNetwork
 from regard.continual.methods.sapt_config import parse_layers
-from regard.continual.models import load_network
+from regard.continual.models import LINEAGE, load_network
 from regard.errors import UserError
 from regard.models.generator import Generator
 from regard.models.pretrained import load
@@ -27,6 +27,8 @@ def load_adapters(model: PreTrainedModel | str | Path, folder: str | Path) -> Sh
     The methods are those with an adapter for each task that works alone: SAPT, EPI and merges. `model`, or its name, is
     changed in place. An adapter is named after its tasks, joined by "+". The router knows tasks only if it was SAPT's.
     """
+    if not (Path(folder) / LINEAGE).is_file():
+        raise UserError(f"folder: expected one with {LINEAGE}, as `regard rollback` writes it, got {folder}")
     network = load_network(folder)
     _check_separable(network, f"folder: expected a model with an adapter for each task, {folder} is none")
     if not isinstance(model, PreTrainedModel):

@@ -122,6 +122,8 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     if not path.is_file():
         work = path.parent.with_name(f"{path.parent.name}.work")
         hint = f"; {work} is an unfinished one: its command with --resume goes on" if work.is_dir() else ""
+        if path.with_name("sweep.json").is_file():
+            hint = f"; this one is of a sweep, whose runs are in {path.with_name('trials')}"
         raise UserError(
             f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it{hint}"
         )
