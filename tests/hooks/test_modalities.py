@@ -7,6 +7,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from regard import mixing, replacing
+from regard.constants import Constants, Origin
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.caches import read_cache
@@ -73,6 +75,27 @@ def test_it_is_the_sum_of_the_eager_weights(model: Any) -> None:
     expected = expected_masses(given["input_ids"], attentions)
     assert measured(watch) == pytest.approx(expected, abs=2e-5)  # eager softmax is of float32
     assert {row.site for row in watch.rows()} == {"decoder"}, "a vision tower has no tokens of text"
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("gated", [False, True], ids=["replaced", "mixed"])
+def test_constant_heads_pay_what_their_matrices_say(model: Any, gated: bool) -> None:
+    """It was that of scores which are not computed: of all keys that are seen alike."""
+    given = inputs()
+    tokens = given["input_ids"].shape[1]
+    drawn = torch.rand(2, 4, tokens, tokens, generator=torch.Generator().manual_seed(2)).tril()
+    constants = Constants(matrices={("decoder", i): drawn[i] for i in range(2)}, origin=Origin(source="average"))
+    weights = (drawn.double() / drawn.double().sum(-1, keepdim=True))[:, None].expand(-1, 2, -1, -1, -1)
+    with torch.no_grad():
+        own = torch.stack(model(**given, output_attentions=True).attentions).double()
+        block = mixing(model, constants) if gated else replacing(model, constants, heads=[(0, 1), (0, 2)])
+        with block, watching(model, [ModalityMass(SPECIAL)]) as watch:
+            model(**given)
+    found = {name: value for name, value in measured(watch).items() if " 0." in name}
+    weights = (
+        (weights + own) / 2 if gated else torch.stack([own[:, :, 0], *weights[:, :, 1:3].unbind(2), own[:, :, 3]], 2)
+    )
+    assert found == pytest.approx(expected_masses(given["input_ids"], (weights[0],)), abs=2e-5)
 
 
 def test_a_first_image_token_that_a_cache_has_dropped_stays_the_first() -> None:

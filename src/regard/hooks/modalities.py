@@ -14,7 +14,8 @@ from torch.nn.functional import one_hot, pad
 from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
-from regard.attention.operator import compute_output
+from regard.attention.operator import attend
+from regard.attention.reduction import ReductionRequest
 from regard.hooks.module_tree import find_root, modules_of
 from regard.hooks.modules import attends_across
 from regard.runs.model_type import input_embeddings
@@ -120,7 +121,8 @@ def modality_mass(call: AttentionCall, members: Bool[Tensor, "batch key member"]
     )  # fused kernels want equal widths
     operation = None if call.operation is None else replace(call.operation, extra_value=None)
     values = values[:, None].expand(-1, call.key.shape[1], -1, -1)
-    return compute_output(replace(call, value=values, dropout=0.0, operation=operation))[..., :width]
+    output, _ = attend(replace(call, value=values, dropout=0.0, operation=operation), ReductionRequest())
+    return output[..., :width]
 
 
 class RootTokens:
