@@ -153,6 +153,11 @@ def test_ranges_of_a_mask() -> None:
     assert [union(block) for block in spans] == [slice(0, 4), slice(0, 0), slice(0, 4)]
     one_row = replace(call, keep=torch.tensor([0, 1, 1, 0]).bool()[None, None, None])
     assert key_spans(one_row, 2) == [[slice(1, 3)]] * 3
+    assert union([slice(2, 4), slice(0, 0), slice(3, 5)]) == slice(2, 5)
+
+
+class _Other(Tensor):
+    """A mask that may stand for others."""
 
 
 def test_nothing_is_read_where_it_cannot_be() -> None:
@@ -160,3 +165,6 @@ def test_nothing_is_read_where_it_cannot_be() -> None:
     assert key_spans(replace(call, keep=None), 2) is None
     assert call.keep is not None
     assert key_spans(replace(call, keep=call.keep.to("meta")), 2) is None
+    assert key_spans(replace(call, keep=call.keep.as_subclass(_Other)), 2) is None
+    for rows in (0, 1):
+        assert key_spans(replace(call, query=call.query[:, :, :0], keep=call.keep[:, :, :rows]), 2) is None

@@ -27,9 +27,8 @@ MOST_SEEN = 0.5
 
 
 def supports_retiled(call: AttentionCall) -> bool:
-    """Return whether a call is softmax on a CPU, of plain tensors; elsewhere nobody has measured it."""
-    is_softmax = call.operation is None and call.constant is None and not call.dropout
-    if not is_softmax or not is_plain_on_cpu(call):
+    """Return whether a call of softmax is on a CPU, of plain tensors; elsewhere nobody has measured it."""
+    if call.dropout or not is_plain_on_cpu(call):
         return False
     return call.bias is None or not (call.bias.requires_grad or call.softcap is not None)
 

@@ -26,7 +26,7 @@ def key_spans(call: AttentionCall, num_rows: int) -> list[list[slice]] | None:
     if is_traced() or type(keep) is not Tensor or is_transformed(keep):
         return None
     pairs = keep.view(torch.uint8)  # whose maxima are found much faster than `any` of the same bytes
-    blocks = [slice(None)] if pairs.shape[2] == 1 else list(slices(pairs.shape[2], num_rows))
+    blocks = list(slices(pairs.shape[2], num_rows))
     seen = torch.stack([pairs[:, :, block].amax(2).amax(1) for block in blocks])
     first, stop = seen.argmax(-1), seen.shape[-1] - seen.flip(-1).argmax(-1)
     stop = torch.where(seen.amax(-1) > 0, stop, 0)
