@@ -64,6 +64,14 @@ def test_separators_stand_where_the_other_length_has_them(old: int, length: int)
     torch.testing.assert_close(back.matrices["encoder", 0], matrix(old))
 
 
+def test_separators_stay_inside_of_two_tokens() -> None:
+    """Column 9, one behind the middle, would be column 2; column 13, two before the end, column −1."""
+    held = one(regular(T), layout="paper", separators=(0, T // 2, T // 2 + 1, T - 3, T - 1))
+    found = to_length(held, 2)
+    assert found.origin.separators == (0, 1, 1, 0, 1)
+    assert found.matrices["encoder", 0].shape == (2, 2, 2)
+
+
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), old=st.integers(1, 12), length=st.integers(1, 40))
 def test_causal_constants_stay_causal_and_others_do_not_become_so(seed: int, old: int, length: int) -> None:
@@ -76,6 +84,11 @@ def test_causal_constants_stay_causal_and_others_do_not_become_so(seed: int, old
     if old > 2 and length > 1:
         assert to_length(one(drawn), length).matrices["encoder", 0].triu(1).any()
         assert bool((found.sum(-1) > 0).all()), "no query is left without a key"
+
+
+def test_constants_of_one_token_have_its_column_alone() -> None:
+    found = to_length(one(torch.full((1, 1, 1), 0.8)), 3).matrices["encoder", 0]
+    torch.testing.assert_close(found, torch.tensor([[[0.8, 0.0, 0.0]]]).expand(1, 3, 3))
 
 
 def test_the_causal_fit_holds_the_first_key_alone() -> None:

@@ -117,6 +117,18 @@ def test_a_band_without_a_strongest_offset_is_diagonal() -> None:
     assert classify_pattern(0.8 * shifted(-1) + 0.2 * torch.eye(T)) == "previous token"
 
 
+def test_half_of_the_mass_is_no_majority() -> None:
+    """Of three rows one is on the diagonal, one before it, and one on both alike."""
+    assert classify_pattern(torch.tensor([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0], [0.0, 1.0, 0.0]])) == "diagonal"
+    assert not is_on_special_tokens(torch.ones(2, 2))
+
+
+def test_columns_that_are_all_special_tell_nothing() -> None:
+    """A uniform row has all its mass in them, so that they have no excess."""
+    assert classify_pattern(torch.eye(4), [1, 2, 3]) == "diagonal"
+    assert classify_pattern(torch.ones(1, 1)) == "broad"
+
+
 def test_separators_have_to_be_named() -> None:
     assert classify_pattern(columns(T // 2)) == "broad"
     assert classify_pattern(columns(T // 2), [T // 2]) == "special tokens"

@@ -60,6 +60,25 @@ def test_low_rank_is_what_singular_values_give(counts: bool, rank: int) -> None:
         assert int(torch.linalg.matrix_rank(found[head].double(), rtol=1e-5)) == rank
 
 
+def test_queries_and_keys_of_cross_attention_weigh_by_their_own_counts() -> None:
+    """Keys from the eighth on are in no sample, so that their columns are zero, and stay so."""
+    queries, keys = ((torch.arange(T) < torch.tensor(ends)[:, None]).double() for ends in ([12, 12, 3], [2, 5, 7]))
+    counts = queries.mT @ keys
+    matrix = drawn().matrices["encoder", 0] * (counts > 0)
+    constants = Constants(
+        matrices={("cross", 0): matrix}, counts={"cross": counts.long()}, origin=Origin(source="average")
+    )
+    often = [real.sum(0).clamp(min=1).sqrt() for real in (queries, keys)]
+    weight = (often[0][:, None] * often[1]).sqrt()
+    found = approximate(constants, "low-rank", 2)
+    for head, scaled in enumerate(matrix.double() * weight):
+        values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
+        nearest = scaled @ vectors[:, -2:] @ vectors[:, -2:].mT / weight
+        torch.testing.assert_close(found.matrices["cross", 0][head].double(), nearest, rtol=1e-4, atol=1e-5)
+        missed = float((values[:-2].sum() / values.sum()).sqrt())
+        assert float(approximation_error(constants, found)["cross", 0][head]) == pytest.approx(missed, rel=1e-4)
+
+
 @pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_columns_and_band_keep_the_best_columns(counts: bool, size: int) -> None:

@@ -101,7 +101,7 @@ def _shares(matrices: Tensor, separators: Sequence[int]) -> tuple[dict[str, Tens
     """Return the shares of the matrices by name, and those of rows that are uniform over the visible keys."""
     weights, has_mass = _normalize_rows(matrices)
     visible, special, offset = _visible_mask(weights), _special_columns(weights, separators), offsets(weights)
-    uniform = visible / visible.sum(-1, keepdim=True).clamp_min(1)
+    uniform = visible / visible.sum(-1, keepdim=True)
     regions = {name: offset == step for name, step in _OFFSETS.items()}
     regions["band"] = offset.abs() <= 1
     regions["special tokens"] = special
