@@ -158,6 +158,7 @@ def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
         (lambda frame: frame.drop(columns=["n", "seed"]), "missing: seed, n"),
         (lambda frame: frame.iloc[:0], "at least one row, the table is empty"),
         (lambda frame: frame.assign(score=math.nan), "expected score in every row, got none in 6"),
+        (change(score=None), "expected score in every row, got none in 1"),
         (lambda frame: frame.assign(score=frame["score"] + 40), "expected score from 0 to 100, got 120"),
         (lambda frame: frame.assign(n=0), "expected n of at least 1, got 0"),
         (lambda frame: pd.concat([frame, frame.iloc[:1]]), "each score once, several are of stream letters"),
@@ -165,6 +166,7 @@ def change(**values: object) -> Callable[[pd.DataFrame], pd.DataFrame]:
         (lambda frame: frame.assign(scenario="cil"), r"scenario: expected one that was scored \(cil\), got til"),
         (lambda frame: frame.assign(order="first"), 'numbers of tasks as in "2-0-1"'),
         (lambda frame: frame.assign(order="0-1"), "expected 2 tasks as in the order 0-1, got a task 3"),
+        (lambda _: rows(RISE, order="0-1-2", unlearnt=[50] * 3).assign(order="0-1"), "order 0-1, got a task 3"),
         (lambda frame: frame[frame["task_index"] != 2], "at each task_index from 1 to 3, got 1 a"),
         (lambda frame: frame.assign(task="a"), "expected one task, with one n, at each task_index"),
         (change(n=99), r"expected one task, with one n, at each task_index .* 1 a \(n 99\), 1 a \(n 100\)"),
@@ -245,6 +247,13 @@ def test_each_run_is_held_against_the_models_of_its_own_seed() -> None:
     assert math.isnan(value(table, "intransigence", seed=1, **key))
 
 
+def test_each_setting_is_held_against_the_models_in_the_same() -> None:
+    both = [rows(RISE), rows(RISE, scenario="cil"), at_end([80, 80]), at_end([40, 50], scenario="cil")]
+    found = metrics_table(pd.concat(both))
+    values = [value(found, "intransigence", method="finetune", scenario=scenario) for scenario in ("til", "cil")]
+    assert values == [12.5, -22.5]
+
+
 def test_tasks_are_found_by_name_in_whatever_order_the_others_learnt_them() -> None:
     turned = own([75, 60], order="1-0")
     assert value(metrics_table(pd.concat([rows(RISE), turned])), "fwt", method="finetune") == 0
@@ -263,7 +272,8 @@ def test_several_orders_of_the_others_are_averaged_when_none_is_the_same() -> No
 
 def test_others_are_taken_at_their_last_and_not_before_they_learnt() -> None:
     joint = rows(((1,), (80, 90)), method="joint", unlearnt=[50, 50])
-    assert value(metrics_table(pd.concat([rows(RISE), joint])), "intransigence", method="finetune") == 85 - 67.5
+    for others in (joint, joint.iloc[::-1]):
+        assert value(metrics_table(pd.concat([rows(RISE), others])), "intransigence", method="finetune") == 85 - 67.5
     on_its_way = rows(((70,),), method="separate", order="0-1", unlearnt=[50, 50])
     assert math.isnan(value(metrics_table(pd.concat([rows(RISE), on_its_way])), "fwt", method="finetune"))
 
