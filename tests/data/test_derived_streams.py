@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from regard.data import read_stream
-from regard.data.derived_streams import sample_instruction_tasks
+from regard.data.derived_streams import MIN_ROWS, sample_instruction_tasks
 from regard.data.splits import describe_protocol_differences, format_protocol_differences
 from regard.data.stream import SPLITS, TextTask
 from regard.errors import UserError
@@ -69,6 +69,8 @@ def test_too_few_tasks(tmp_path: Path) -> None:
         sample_instruction_tasks(tmp_path, 6)
     passed = {sample_instruction_tasks(tmp_path, 5, seed=seed).metadata["passed_over"] for seed in range(8)}
     assert passed == {(), ("task900_short",)}
+    write(tmp_path / "task900_short.json", [(f"short {at}", "so") for at in range(MIN_ROWS)])
+    assert len(sample_instruction_tasks(tmp_path, 6)) == 6
     with pytest.raises(UserError, match=r"tasks: expected files task\*.json, or a folder of train.json for each task"):
         sample_instruction_tasks(tmp_path / "nothing", 1)
     with pytest.raises(UserError, match="tasks: expected a whole number of at least 1, got 0"):
@@ -175,6 +177,8 @@ def test_protocols_of_other_streams() -> None:
     stream = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5)
     assert "protocols" not in stream.metadata
     assert describe_protocol_differences(stream) == {}
+    paper = read_stream("stdlib-split", samples_per_class=5, max_eval_samples=5, protocol="paper")
+    assert not any(set(task.dev.texts) & set(task.test.texts) for task in paper.tasks), "selected on other rows"
 
 
 @pytest.mark.data

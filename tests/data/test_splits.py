@@ -130,6 +130,8 @@ def test_proportional_rows(pool: LabeledRows, least: int, more: int, seed: int) 
 def test_a_quarter_stays_a_quarter() -> None:
     drawn = sample_proportional(many("a", 30) + many("b", 10), 12, 7)
     assert Counter(row.label for row in drawn) == {"a": 9, "b": 3}
+    few = sample_proportional(many("a", 3) + many("b", 1), 3, 7)  # 2.25 and 0.75 to the nearest whole rows
+    assert Counter(row.label for row in few) == {"a": 2, "b": 1}
 
 
 def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:
@@ -232,6 +234,8 @@ def test_dev_is_test_where_it_was_published_so() -> None:
     (paper,) = clean_splits([given_task], "paper", 0, dev_is_test=True)
     assert (paper.train, paper.dev) == (given_task.train, given_task.test)
     assert paper.overlaps["dev_in_test"] == 2
+    (own_dev,) = clean_splits([replace(given_task, dev=rows("a x", "b z"))], "paper", 0, dev_is_test=True)
+    assert own_dev.overlaps["dev_in_test"] == 1
     (clean,) = clean_splits([given_task], "clean", 0, dev_is_test=True)
     assert not set(clean.dev) & set(clean.test)
 

@@ -16,6 +16,7 @@ import pytest
 
 from regard.data import read_stream, read_task
 from regard.data.files import describe_file
+from regard.data.missing_values import blank_no_numbers, find_gaps
 from regard.data.names_alike import warn_of_labels_alike_between
 from regard.data.rows import LabeledRow, RawTask
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
@@ -362,6 +363,17 @@ def test_marks_of_no_number_are_no_class_among_numbers(tmp_path: Path, mark: str
     with pytest.warns(UserWarning, match=f"have the label '{mark}', as many tables mark rows without one: it is"):
         (task, _) = cast(list[ClassificationTask], list(read_stream(words, order="0-1").tasks))
     assert mark in task.labels
+
+
+def test_words_for_no_number_alone_are_classes() -> None:
+    """Nothing says that they are gaps in a column of numbers."""
+    rows = [(line, {"task": "a", "label": label}) for line, label in enumerate(("NA", "none", "NA"), start=2)]
+    with pytest.warns(UserWarning, match="have the label 'NA', as many tables mark rows without one"):
+        assert blank_no_numbers(rows, "label", "mine.csv", "stream") == rows
+
+
+def test_gaps_are_empty_cells_in_tasks_that_have_more_full_ones() -> None:
+    assert find_gaps(["x", None, "y", None, "z"], ["a", "a", "b", "b", "b"]) == [3]
 
 
 def test_rows_without_a_text_are_left_out_and_told(tmp_path: Path) -> None:

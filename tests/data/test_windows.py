@@ -50,6 +50,19 @@ def test_an_encoder_has_its_frame_in_every_window(encoder: Any, words: Words) ->
     assert (found.tokens, found.documents, found.too_short, found.document_of) == (10, 1, 0, (0, 0))
 
 
+def test_windows_come_from_all_of_a_section(plain: Any, words: Words) -> None:
+    """Of one section of five windows the seed draws one, not always the first."""
+    drawn = [make_text_windows([words(0, 20)], plain, length=4, samples=1, seed=seed) for seed in range(12)]
+    assert len({tuple(found.input_ids[0].tolist()) for found in drawn}) > 2
+
+
+def test_a_document_is_as_long_as_its_longest_section(plain: Any, words: Words) -> None:
+    """Its second section is shorter than a window, whether it is read before the first or behind it."""
+    text = "w0 " * 1365 + "w1 w2"  # 4,095 characters and two words
+    for seed in range(8):
+        assert make_text_windows([text], plain, length=8, samples=2, seed=seed).too_short == 0
+
+
 @pytest.mark.parametrize(
     "name,bos,expected",
     [

@@ -131,6 +131,15 @@ def test_layers_are_not_of_constants(bert: Any) -> None:
         regard.replacing(bert.model, constants, layers=1)  # type: ignore[call-overload]
 
 
+def test_two_constants_of_one_length_are_refused(bert: Any) -> None:
+    """The first was used, and nothing said that the second was not."""
+    texts = torch.randint(6, 40, (2, 2, 8), generator=torch.Generator().manual_seed(0))
+    first, second = (regard.average_attention(bert.model, [ids], 8) for ids in texts)
+    for make in (regard.replacing, regard.replaced):
+        with pytest.raises(UserError, match=r"constants: expected one for each length, got several of 8 tokens"):
+            make(bert.model, [first, second])
+
+
 def test_what_is_neither_constants_nor_an_operation(bert: Any) -> None:
     with pytest.raises(UserError, match=r"constants: expected Constants, .*; got NoneType; pass another operation "):
         regard.replacing(bert.model, None).__enter__()

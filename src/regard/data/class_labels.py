@@ -55,7 +55,7 @@ def name_classes(records: Records, path: Path, column: str, names: Sequence[str]
 def name_class(label: Any, names: Sequence[str], location: str, option: str) -> Any:
     """Return the name of a class; what is no whole number, or −1 for no label, stays. Raises UserError."""
     written = str(undo_float(label)).strip()
-    if isinstance(label, bool) or is_minus_one(label) or not _NUMBER.fullmatch(written):
+    if is_minus_one(label) or not _NUMBER.fullmatch(written):
         return label
     number = int(written.partition(".")[0])
     if not 0 <= number < len(names):

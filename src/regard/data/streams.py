@@ -131,7 +131,7 @@ def read_stream(
         max_eval_samples=max_eval_samples,
         seed=seed,
         protocol=protocol,
-        dev_is_test=spec is not None and name != STDLIB,
+        dev_is_test=spec is not None,
         metadata=metadata,
     )
     return stream.reorder(indices)

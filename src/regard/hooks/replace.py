@@ -201,6 +201,13 @@ def resolve_constants(constants: ConstantsLike) -> tuple[Constants, ...]:
             f"constants: expected Constants, or several of different lengths; got {wrong}; pass another operation by "
             "its name, or as an AttentionSpec"
         )
+    lengths = [value.length for value in values]
+    if len(set(lengths)) < len(lengths):
+        length = max(lengths, key=lengths.count)
+        raise UserError(
+            f"constants: expected one for each length, got several of {length} tokens; averages over the data of both "
+            "are made by Constants.merge"
+        )
     return tuple(sorted(values, key=lambda value: value.length))
 
 
