@@ -15,6 +15,7 @@ from transformers import CompileConfig
 from regard.errors import UserError
 from regard.hooks import replacing, watching
 from regard.hooks.intercepted import _RUNNING
+from regard.statistics import FirstMass
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 IDS = torch.randint(5, 99, (2, 12), generator=torch.Generator().manual_seed(1))
@@ -58,6 +59,26 @@ def test_overlapping_blocks_see_a_call_once_each() -> None:
         model(IDS)
     for watch in (first, second):
         pd.testing.assert_frame_equal(watch.frame(), expected.frame())
+
+
+def test_each_block_has_as_many_first_keys_as_it_asks_for() -> None:
+    torch.manual_seed(0)
+    ids = IDS.repeat(1, 2)  # of so many tokens that no call waits, to be reduced for one block alone
+    config = transformers.LlamaConfig(**SIZES, intermediate_size=48, initializer_range=0.3)
+    model = transformers.LlamaModel._from_config(config, attn_implementation="eager").double().eval()
+    with torch.no_grad():
+        (weights, *_) = model(ids, output_attentions=True).attentions
+        with watching(model, [FirstMass(2)]) as two, watching(model, ["entropy", FirstMass(5)]) as five:
+            model(ids)
+    alpha = weights.double().sum(2).mean(0) / (24 - torch.arange(24))  # of the queries that see each key
+    for watch, count in ((two, 2), (five, 5)):
+        found = {
+            (row.head, row.position): row.value
+            for row in watch.rows()
+            if row.statistic == "first_mass" and not row.layer
+        }
+        expected = {(head, key): float(alpha[head, key]) for head in range(4) for key in range(count)}
+        assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_interrupted_forward_leaves_no_interception() -> None:
