@@ -225,6 +225,13 @@ def test_tokens_that_images_and_videos_share_are_of_images() -> None:
     assert shared == known
 
 
+def test_tokens_of_images_that_a_tokenizer_calls_special_are_of_images(model: Any) -> None:
+    modalities = TokenModalities.of(model, (*SPECIAL, IMAGE))
+    assert modalities is not None
+    found = modalities.classify(torch.tensor([[1, 5, IMAGE, 2]]))[0].tolist()
+    assert [MODALITIES[index] for index in found] == ["special", "text", "image", "special"]
+
+
 def test_a_model_of_text_alone() -> None:
     model = transformers.LlamaModel(transformers.LlamaConfig(**TEXT, num_hidden_layers=1)).eval()
     with (

@@ -37,3 +37,23 @@ def test_tokens_of_text_are_patches_of_one_whole_image_alone(planes: int, is_gri
     assert special == [0]
     assert (grid == {"first": 1, "rows": 2, "columns": 4}) == is_grid
     assert names[8] == ("patch 1,3" if is_grid else "t9")
+
+
+def test_tokens_between_the_rows_of_an_image_are_no_patches() -> None:
+    """As a break behind each row: its name would be that of a patch, and the last patches would have none."""
+    row = [PICTURE] * 4
+    names, _, grid = name_tokens(torch.tensor([[1, *row, 7, *row, 5]]), 11, "decoder", loaded(), Patches(1, 2, 4))
+    assert grid is None
+    assert names == ["t1", *["t9"] * 4, "t7", *["t9"] * 4, "t5"]
+
+
+@pytest.mark.parametrize("extra, is_grid", [(0, True), (2, True), (8, True), (9, False), (-1, False)])
+def test_tokens_of_an_encoder_are_patches_behind_a_few_others(extra: int, is_grid: bool) -> None:
+    names, special, grid = name_tokens(None, 8 + extra, "encoder", loaded(), Patches(1, 2, 4))
+    assert (grid == {"first": extra, "rows": 2, "columns": 4}) == is_grid
+    if is_grid:
+        assert special == list(range(extra))
+        assert names[:extra] == ["[CLS]", *(f"[extra {index}]" for index in range(1, extra))][:extra]
+        assert names[extra:] == [f"patch {row},{column}" for row in range(2) for column in range(4)]
+    else:
+        assert names == [f"#{index}" for index in range(8 + extra)]
