@@ -90,6 +90,41 @@ def test_writing_with_a_cache_equals_the_whole(model: Any, ids: Tensor) -> None:
             torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
 
 
+def test_an_encoder_sees_as_far_ahead_as_back(ids: Tensor) -> None:
+    torch.manual_seed(0)
+    sizes = {name: SIZES[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+    encoder = transformers.BertModel(transformers.BertConfig(**sizes, num_hidden_layers=2)).double().eval()
+    near = (torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)).abs() < WINDOW
+
+    def weigh(scores: Tensor, keep: Tensor) -> Tensor:
+        return scores.masked_fill(~(keep & near), -torch.inf).softmax(-1)
+
+    with torch.no_grad():
+        with regard.replacing(encoder, weigh):
+            expected = encoder(ids).last_hidden_state
+        with regard.replacing(encoder, f"softmax+window={WINDOW}"):
+            torch.testing.assert_close(encoder(ids).last_hidden_state, expected, rtol=0, atol=1e-12)
+
+
+def test_the_oldest_keys_of_a_sliding_cache_are_not_the_first(ids: Tensor) -> None:
+    """Its own window of eight has lost the first keys: what is left of the others is no prefix."""
+    torch.manual_seed(0)
+    config = transformers.MistralConfig(**SIZES, sliding_window=8)
+    mistral = transformers.MistralForCausalLM(config).double().eval()
+    apart = torch.arange(LENGTH)[:, None] - torch.arange(LENGTH)
+    keep = streaming_mask(torch.zeros_like(ids)) & (apart < 8)
+    with torch.no_grad():
+        with eager_under(mistral, keep):
+            expected = mistral(ids).logits
+        with regard.replacing(mistral, STREAMING):
+            cache = transformers.DynamicCache(config=config)
+            parts = [
+                mistral(part, **behind(cache), use_cache=True).logits
+                for part in (ids[:, :9], *ids[:, 9:13].split(1, dim=1), ids[:, 13:])
+            ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=0, atol=1e-12)
+
+
 def test_the_first_keys_of_padded_and_packed_rows_are_those_of_their_sequences(model: Any, ids: Tensor) -> None:
     padding = torch.ones_like(ids)
     padding[0, :6] = 0
