@@ -15,6 +15,7 @@ from transformers import CompileConfig
 from regard.errors import UserError
 from regard.hooks import replacing, watching
 from regard.hooks.intercepted import _RUNNING
+from regard.hooks.selection import check_layers
 from regard.statistics import FirstMass
 
 SIZES = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -59,6 +60,14 @@ def test_overlapping_blocks_see_a_call_once_each() -> None:
         model(IDS)
     for watch in (first, second):
         pd.testing.assert_frame_equal(watch.frame(), expected.frame())
+
+
+def test_layers_are_from_the_embeddings_to_the_last() -> None:
+    assert check_layers([-1, 0, 3], 4) == {-1, 0, 3}
+    assert check_layers(9, None) == {9}
+    for layer, count in ((4, 4), (-2, 4), (-2, None)):
+        with pytest.raises(UserError, match=f"layers: this model has no layer {layer}; choose from 0"):
+            check_layers([0, layer], count)
 
 
 def test_each_block_has_as_many_first_keys_as_it_asks_for() -> None:
