@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.measure.page import caveats, comparison, comparison_page, page
+from regard.commands.measure.compare import caveats, comparison, comparison_page
+from regard.commands.measure.page import page
 from regard.errors import UserError
 from regard.report import labels
 from tests.report.browser import draw, needs_node

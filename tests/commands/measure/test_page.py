@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from regard.commands.measure.page import FIRST, comparison_page, page, payload, rounded, thinned_length
+from regard.commands.measure.compare import comparison_page
+from regard.commands.measure.page import FIRST, page, payload, rounded, thinned_length
 from regard.errors import UserError
 from regard.report.arrays import heads, layers, measures
 from regard.report.page import libraries, script_safe

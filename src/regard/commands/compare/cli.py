@@ -77,8 +77,7 @@ def _load(folders: Sequence[Path]) -> Mapping[str, Any]:
 def _compare(runs: Mapping[str, Any], width: int) -> tuple[list[RenderableType], list[str], str]:
     """Return what a terminal of a width shows, notes, and the page."""
     from regard.commands.compare import comparison, terminal
-    from regard.commands.measure.compare import compare
-    from regard.commands.measure.page import terminal_table
+    from regard.commands.measure.compare import compare, terminal_table
     from regard.commands.measure.result import MeasureResult
 
     two_runs = [comparison.describe_difference(*runs)] if len(runs) == 2 else []
