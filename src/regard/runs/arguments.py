@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from regard.errors import UserError
 from regard.runs.config import Config
@@ -16,6 +16,7 @@ from regard.runs.options import Option
 
 _PREFIX = "option:"  # how the attribute begins that holds the text of a field's option
 _METAVARS = {int: "N", float: "X"}
+Number = TypeVar("Number", int, float)
 
 
 class OneList(argparse.Action):
@@ -130,18 +131,22 @@ def suggest_option(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> s
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 
 
-def parse_number(text: str, kind: type, option: str) -> float | int:
+def parse_number(text: str, kind: type[Number], option: str) -> Number:
     """Return the number that a text states. Raises UserError, which names the option."""
     try:
-        value: float | int = kind(text)
+        return kind(text)
     except ValueError:
         raise UserError(f"{option}: expected a number, got {text!r}") from None
-    return value
+
+
+def parse_optional(text: str | None, kind: type[Number], option: str) -> Number | None:
+    """Return the number that a text states; None where the option was left out. Raises UserError."""
+    return None if text is None else parse_number(text, kind, option)
 
 
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds that a text lists, as `0,7`. Raises UserError."""
-    return [int(parse_number(part, int, "--seeds")) for part in text.split(",")]
+    return [parse_number(part, int, "--seeds") for part in text.split(",")]
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:

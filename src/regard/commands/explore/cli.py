@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Load the model, say where the page is, and serve it until it is interrupted."""
-    length = int(arguments.parse_number(args.length, int, "--length"))
-    port = int(arguments.parse_number(args.port, int, "--port"))
-    seed = None if args.seed is None else int(arguments.parse_number(args.seed, int, "--seed"))
+    length = arguments.parse_number(args.length, int, "--length")
+    port = arguments.parse_number(args.port, int, "--port")
+    seed = arguments.parse_optional(args.seed, int, "--seed")
     if length < 2 or not 0 <= port <= 65_535:
         raise UserError(f"expected --length from 2 and --port from 0 to 65535, got {length} and {port}")
     try:

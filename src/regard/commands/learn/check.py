@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from regard.continual.forgetting import explain_nothing_to_check, find_drops
     from regard.continual.metrics import Scenario
 
-    margin = float(parse_number(args.margin, float, "--margin"))
+    margin = parse_number(args.margin, float, "--margin")
     check_choice("scenario", args.scenario, get_args(Scenario))
     scores = LearnResult.load(args.run).accuracy_matrix
     methods = list(scores["method"].unique())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
-from regard.runs.arguments import parse_number
+from regard.runs.arguments import parse_number, parse_optional
 from regard.runs.output_dir import RESULTS
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> None:
         args.out,
         method=args.method,
         weights=weights,
-        density=None if args.density is None else parse_number(args.density, float, "--density"),
-        rank=None if args.rank is None else int(parse_number(args.rank, int, "--rank")),
-        seed=int(parse_number(args.seed, int, "--seed")),
+        density=parse_optional(args.density, float, "--density"),
+        rank=parse_optional(args.rank, int, "--rank"),
+        seed=parse_number(args.seed, int, "--seed"),
         overwrite=args.overwrite,
     )
     metadata = json.loads((out / RESULTS).read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regard.commands.learn.config import HOW_MODELS_ARE_SAVED
 from regard.commands.learn.lengths import LENGTHS
 from regard.errors import UserError
-from regard.runs.arguments import parse_number
+from regard.runs.arguments import parse_optional
 
 if TYPE_CHECKING:
     from regard.continual.network import Network
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the model and print the tasks it was trained on."""
-    seed = None if args.seed is None else int(parse_number(args.seed, int, "--seed"))
+    seed = parse_optional(args.seed, int, "--seed")
     from regard.continual.models import LINEAGE
     from regard.runs.command_line import print_summary
 
