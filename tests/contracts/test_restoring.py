@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from regard.attention.registered_names import EAGER_NAME, NAME
 from regard.hooks import watching
 from regard.hooks.attention_function import OBSERVERS
-from regard.hooks.registration import EAGER_NAME, NAME
 
 pytestmark = pytest.mark.sample(3)
 

@@ -303,6 +303,11 @@ def visible_mask(call: AttentionCall) -> Bool[Tensor, "#batch #head #query key"]
     return visible
 
 
+def kept_pairs(mask: Tensor) -> Tensor:
+    """Return which pairs may meet, of a mask that is added to scores: half of the least number of its type hides."""
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
 def relative_positions(call: AttentionCall) -> Int[Tensor, "query key"]:
     """Return how many positions each key stands before a query, negative behind it."""
     queries, keys = call.query.shape[2], call.key.shape[2]

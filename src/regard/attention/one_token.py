@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.attention.call import as_tensor
+from regard.attention.call import as_tensor, kept_pairs
 from regard.attention.tracing import is_traced
 
 EXACT = (torch.float32, torch.float64)
@@ -55,7 +55,7 @@ def attend_beside_rows(
     scores = torch.baddbmm(nothing, grouped, key.flatten(0, 1).mT, beta=0, alpha=scale)
     weights = scores.view(batch, len(scored), 1, -1)
     if mask is not None and mask.dtype != torch.bool:
-        weights, mask = weights + mask, mask > torch.finfo(mask.dtype).min / 2
+        weights, mask = weights + mask, kept_pairs(mask)
     if mask is not None:
         weights = weights.masked_fill(~mask, torch.finfo(weights.dtype).min)
     weights = weights.softmax(-1)

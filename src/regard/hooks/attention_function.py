@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, kept_pairs
 from regard.attention.operator import attend, compute_output, reduce
 from regard.attention.reduction import ReductionRequest
+from regard.attention.registered_names import EAGER_NAME
 from regard.attention.tracing import is_traced, is_transformed
 from regard.errors import UserError
 from regard.hooks import compressed, registration
@@ -115,7 +116,7 @@ def attention_function(
         is_eager_host = is_eager_host or (not is_unmasked and registration.lacks_sdpa(getattr(module, "config", None)))
         module_class: type = type(module)
         if attention_mask is None and not (is_eager_host or is_unmasked) and _lacks_sdpa(module_class):
-            name, option = module_class.__name__, f"attn_implementation='{registration.EAGER_NAME}'"
+            name, option = module_class.__name__, f"attn_implementation='{EAGER_NAME}'"
             raise UserError(
                 f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"
             )
@@ -345,7 +346,7 @@ def read_mask(mask: Tensor | None, keys: int) -> dict[str, Any]:
     mask = mask.expand(*mask.shape[:-1], keys) if mask.shape[-1] == 1 else mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
-    keep = mask > torch.finfo(mask.dtype).min / 2
+    keep = kept_pairs(mask)
     bias = mask.masked_fill(~keep, 0.0)
     if is_traced():
         return {"keep": keep, "bias": bias}

@@ -14,13 +14,14 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from regard.attention.call import AttentionCall
 from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
+from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_NAME
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import FEW_TOKENS, evaluation_mode, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
-from regard.hooks.registration import EAGER, EAGER_NAME, NAME, NAMES, UNMASKED_NAME, find_configs, function_of_user
+from regard.hooks.registration import EAGER, find_configs, function_of_user
 from regard.hooks.routing import no_attention_interface, observing, routing_of_configs
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-6}

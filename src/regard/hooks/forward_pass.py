@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from regard.attention.call import AttentionCall, visible_mask
+from regard.attention.call import AttentionCall, kept_pairs, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.added_masks import check_mask
@@ -329,7 +329,7 @@ def _key_mask(mask: Any) -> Tensor | None:
 
 def _visible_pairs(mask: Tensor) -> Tensor:
     check_mask(mask)
-    return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    return mask if mask.dtype == torch.bool else kept_pairs(mask)
 
 
 def _find_pair_mask(mask: Any) -> Tensor | None:

@@ -16,16 +16,11 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_NAME
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.module_tree import modules_of
 
-NAME = "regard"
-EAGER_NAME = "regard-eager"
-"""For models that do not support SDPA: they get the masks of eager attention, and without a mask all keys are seen."""
-UNMASKED_NAME = "regard-unmasked"
-"""For configs whose attention a user has registered without a mask function: like that one it gets no masks."""
-NAMES = (NAME, EAGER_NAME, UNMASKED_NAME)
 EAGER = "eager"
 """The attention of Transformers that multiplies whole matrices."""
 _HOSTS: WeakKeyDictionary[type, Any] = WeakKeyDictionary()

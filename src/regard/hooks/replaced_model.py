@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
 from regard.attention.quantized import is_quantized_linear
+from regard.attention.registered_names import EAGER_NAME, UNMASKED_NAME
 from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Origin
 from regard.errors import UserError, describe_error
@@ -27,7 +28,7 @@ from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
 from regard.hooks.own_config import of_class
-from regard.hooks.registration import EAGER, EAGER_NAME, UNMASKED_NAME, find_configs, without_masks
+from regard.hooks.registration import EAGER, find_configs, without_masks
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,

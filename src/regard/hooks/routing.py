@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.attention.registered_names import NAMES
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks import compressed, deberta
@@ -23,7 +24,7 @@ from regard.hooks.one_at_a_time import OBSERVED, OneAtATime
 from regard.hooks.own_modules import check_inside
 from regard.hooks.parts import select_stacks
 from regard.hooks.patches import LOCK, can_patch, patched
-from regard.hooks.registration import EAGER, NAMES, check_masks, find_configs, register
+from regard.hooks.registration import EAGER, check_masks, find_configs, register
 from regard.hooks.split_weights import check_heads_are_whole
 
 register(attention_function)

@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, DynamicCache, StaticCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from regard.attention.call import kept_pairs
 from regard.attention.positions import NUM_BUCKETS, alibi_slopes, rotary_angles, sinusoidal_table, t5_buckets
 from regard.data.examples import IGNORE_INDEX
 from regard.errors import UserError
@@ -255,7 +256,7 @@ def _entries(mask: Tensor, keys: int) -> dict[str, Tensor]:
     mask = mask[..., :keys]
     if mask.dtype == torch.bool:
         return {"keep": mask}
-    keep = mask > torch.finfo(mask.dtype).min / 2
+    keep = kept_pairs(mask)
     return {"keep": keep, "bias": mask.masked_fill(~keep, 0.0)}
 
 

@@ -15,12 +15,10 @@ from regard.attention import reference
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.operator import compute_output
 from regard.attention.positions import pseudo_logits, rotate
+from regard.attention.registered_names import NAMES
 from regard.attention.weightings import FEATURE_MAPS, apply_gate
 from regard.errors import UserError
 from regard.models.configuration import FEED_FORWARDS, RegardConfig
-
-ATTENTION_FUNCTIONS = ("regard", "regard-eager", "regard-unmasked")
-"""Names of the attention functions under which observers and constant heads are registered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +198,7 @@ class RegardAttention(nn.Module):
         """Return the output (batch, head, query, width), through the registered function if there is one."""
         if context.attentions is not None:
             context.attentions.append(reference.weights(call))
-        if self.config._attn_implementation in ATTENTION_FUNCTIONS:
+        if self.config._attn_implementation in NAMES:
             attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
             output, _ = attention(self, call.query, call.key, call.value, None, scaling=call.scale, described=call)
             return output.transpose(1, 2)
