@@ -43,7 +43,7 @@ def ledes(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[str]:
         _write_passes(metadata),
         "" if config.get("seed") is None else f"seed {config['seed']}",
     ]
-    outcome = [_write_loss(last), describe_repeats(metadata), _write_sink(history, last, metadata)]
+    outcome = [_write_loss(last), describe_repeats(metadata), _write_sink(last, metadata)]
     return [join(parts, " · "), join(outcome, " ")]
 
 
@@ -65,7 +65,7 @@ def _write_loss(last: Last) -> str:
     return ""
 
 
-def _write_sink(history: pd.DataFrame, last: Last, metadata: Mapping[str, Any]) -> str:
+def _write_sink(last: Last, metadata: Mapping[str, Any]) -> str:
     """Say whether a sink emerged, whether the last measurement alone reached the threshold, and the last rates."""
     if "sink_rate" not in last:
         return "Sinks were not watched."
