@@ -4,6 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +16,10 @@ from regard.attention.call import AttentionCall
 from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_NAME
-from regard.errors import UserError, describe_error
+from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import FEW_TOKENS, evaluation_mode, smallest_input
+from regard.hooks.layers import FEW_TOKENS, evaluation_mode, refusing, shorten_error, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER, find_configs, function_of_user
@@ -89,18 +90,8 @@ def _compare(model: nn.Module, tokens: int, *, is_known: bool) -> bool:
         own = next(own_passes, None)
         if own is None:
             return is_compared
-        with observing(model, tracer, exclusive=True):
-            try:
-                routed = _run(model, inputs)
-            except UserError:
-                raise
-            except Exception as error:
-                if not tracer.modules:
-                    raise no_attention_interface(model) from error
-                raise UserError(
-                    f"cannot observe {type(model).__name__}: its attention through Regard ends in "
-                    f"{type(error).__name__}: {describe_error(error)[:200]}"
-                ) from error
+        with observing(model, tracer, exclusive=True), refusing(partial(_refuse_failed, model, tracer)):
+            routed = _run(model, inputs)
         difference = _find_difference(model, own, routed, tracer, inputs)
         if difference and all(_find_difference(model, other, routed, tracer, inputs) for other in own_passes):
             if not tracer.modules:
@@ -111,6 +102,16 @@ def _compare(model: nn.Module, tokens: int, *, is_known: bool) -> bool:
             raise UserError(f"cannot observe {type(model).__name__}: {difference}. {advice}")
         is_compared = True
     return is_compared
+
+
+def _refuse_failed(model: nn.Module, tracer: _Tracer, error: Exception) -> UserError:
+    """Return the error of a model whose forward fails through Regard alone."""
+    if not tracer.modules:
+        return no_attention_interface(model)
+    return UserError(
+        f"cannot observe {type(model).__name__}: its attention through Regard ends in {type(error).__name__}: "
+        f"{shorten_error(error)}"
+    )
 
 
 def verify_own_attention(model: nn.Module) -> None:

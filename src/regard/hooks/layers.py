@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -34,6 +34,8 @@ IMAGE_SIZE = 256
 """Width of the image that a model reads whose config says none, as that of DETR, which takes all sizes."""
 DIGEST_ENTRIES = 64
 """Entries of each parameter of a layer in a digest, whose cost does not grow with their size."""
+MAX_REASON = 200
+"""Characters that a refusal shows of the error of a forward."""
 Inputs = Mapping[str, Any] | None
 """A batch of a model's inputs, by argument; None: a few tokens, or one image, are made."""
 
@@ -195,6 +197,22 @@ class _Tracer(Observer):
                 self.layers[index] = replace(layer, lends_keys=True)
 
 
+@contextmanager
+def refusing(refusal: Callable[[Exception], UserError]) -> Iterator[None]:
+    """Make a refusal of what a forward raises inside the block: a host asserts, or lacks a key, in its own way."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise refusal(error) from error
+
+
+def shorten_error(error: Exception) -> str:
+    """Return the beginning of an error's message."""
+    return describe_error(error)[:MAX_REASON]
+
+
 def _run_small_forward(model: Any) -> None:
     """Run the smallest forward. Raise a UserError if the model needs inputs of another kind."""
     if find_root(model) is None:
@@ -202,19 +220,20 @@ def _run_small_forward(model: Any) -> None:
             f"cannot find the attention layers of {type(model).__name__}: it is no Hugging Face model, whose inputs "
             "are known; regard.watching measures its attention, but nothing of it can be replaced"
         )
-    try:
+    with refusing(lambda error: _needs_inputs(model, error)):
         model(**smallest_input(model))
-    except UserError:
-        raise
-    except Exception as error:  # a host asserts, or lacks a key, in its own way
-        main_names = getattr(model, "main_input_name", "input_ids")
-        names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
-        reason = describe_error(error)[:200] if names in ("input_ids", "pixel_values") else f"it takes {names}"
-        raise NeedsInputs(
-            f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
-            f"as its input ({reason}); pass a batch of its inputs as example_inputs, where there is that option, or "
-            "replace the heads of the part of it that does"
-        ) from error
+
+
+def _needs_inputs(model: Any, error: Exception) -> NeedsInputs:
+    """Return the error of a model that does not take the smallest input."""
+    main_names = getattr(model, "main_input_name", "input_ids")
+    names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
+    reason = shorten_error(error) if names in ("input_ids", "pixel_values") else f"it takes {names}"
+    return NeedsInputs(
+        f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
+        f"as its input ({reason}); pass a batch of its inputs as example_inputs, where there is that option, or "
+        "replace the heads of the part of it that does"
+    )
 
 
 def _run_example(model: Any, inputs: Any) -> None:
@@ -225,13 +244,9 @@ def _run_example(model: Any, inputs: Any) -> None:
         )
     device = first_device(model)
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    try:
+    problem = f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}"
+    with refusing(lambda error: UserError(f"{problem}: {shorten_error(error)}")):
         model(**moved)
-    except UserError:
-        raise
-    except Exception as error:  # a host asserts, or lacks a key, in its own way
-        expected = f"example_inputs: expected a batch that {type(model).__name__} takes"
-        raise UserError(f"{expected}, got {', '.join(inputs)}: {describe_error(error)[:200]}") from error
 
 
 def smallest_input(model: Any, tokens: int = FEW_TOKENS) -> dict[str, Any]:
