@@ -53,27 +53,37 @@ def compare_settings(runs: Mapping[str, RunResult]) -> pd.DataFrame:
 
     Tasks of a stream that not all runs have are named, without what is known of each.
     """
+    by_run = _settings_by_run(runs)
+    outcomes = {"model.sha256"} if all(run.command == PretrainResult.command for run in runs.values()) else set()
+    names = dict.fromkeys(name for settings in by_run.values() for name in settings)
+    rows = {name: {run: settings.get(name, "–") for run, settings in by_run.items()} for name in names}
+    different = {name: values for name, values in rows.items() if len({*values.values()}) > 1 and name not in outcomes}
+    shown = {name: values for name, values in different.items() if not _says_no_more(name, values, different)}
+    return pd.DataFrame([{"setting": name, **values} for name, values in shown.items()], columns=["setting", *runs])
+
+
+def _settings_by_run(runs: Mapping[str, RunResult]) -> dict[str, dict[str, str]]:
+    """Return the settings of each run by their path; if not all have the same tasks, without those of single tasks."""
     tasks = {name: _task_names(run) for name, run in runs.items()}
-    by_run = [set(names) for names in tasks.values()]
-    partial = set[str]().union(*by_run).difference(by_run[0].intersection(*by_run))
-    flat = {
+    first, *others = map(set, tasks.values())
+    partial = first.union(*others) - first.intersection(*others)
+    return {
         name: ({"stream.tasks": ", ".join(tasks[name])} if partial else {})
         | {key: value for key, value in _flatten(run.metadata) if not _is_of_task(key, partial)}
         | _all_seeds(run)
         for name, run in runs.items()
     }
-    outcomes = {"model.sha256"} if all(run.command == PretrainResult.command for run in runs.values()) else set()
-    keys = dict.fromkeys(key for settings in flat.values() for key in settings)
-    rows = [{"setting": key, **{name: settings.get(key, "–") for name, settings in flat.items()}} for key in keys]
-    different = [row for row in rows if len({row[name] for name in runs}) > 1 and row["setting"] not in outcomes]
-    parts = {row["setting"]: _part_with_hash(row["setting"]) for row in different}
-    legible = [setting for setting, part in parts.items() if part is None]
-    # What differs in the same part says more than its hash.
-    explained = {part for part in parts.values() if part and any(setting.startswith(f"{part}.") for setting in legible)}
-    shown = [row for row in different if parts[row["setting"]] not in explained]
-    if "seed" in legible:
-        shown = [row for row in shown if len({_SPLIT_SEED.sub("", row[name]) for name in runs}) > 1]
-    return pd.DataFrame(shown, columns=["setting", *runs])
+
+
+def _says_no_more(name: str, values: Mapping[str, str], different: Mapping[str, Any]) -> bool:
+    """Return whether other settings that differ say all that this one does.
+
+    What differs in the same part says more than its hash, and the seed more than the seed in the source of a task.
+    """
+    part = _part_with_hash(name)
+    if part and any(other.startswith(f"{part}.") and _part_with_hash(other) is None for other in different):
+        return True
+    return "seed" in different and len({_SPLIT_SEED.sub("", value) for value in values.values()}) == 1
 
 
 def _all_seeds(run: RunResult) -> dict[str, str]:
