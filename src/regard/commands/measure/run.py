@@ -51,7 +51,7 @@ from regard.runs.distributed import all_gather_bytes, local_shard, raise_on_all_
 from regard.runs.progress import OnProgress, ProgressEvent, shown_in_notebook
 from regard.runs.provenance import describe_cost, describe_model, describe_run
 from regard.statistics import ALL, Statistic
-from regard.statistics.columns import join_columns
+from regard.statistics.columns import Columns, join_columns
 from regard.statistics.modalities import ModalityMass
 
 
@@ -113,22 +113,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
             config.check_perturb()
         config.warn_of_idle()
         media = select_media({"images": images, "audio": audio, "videos": videos}, texts, config)
-        kind = None if media is None else kind_of(media)
         if media is None and config.prompt is not None:
             raise UserError("prompt: expected images, audio or videos, beside which it stands, got text")
         texts = _check_texts(texts, config.input) if media is None else None
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
-        sources: Windows | Media
-        if media is None:
-            _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
-            sources = _make_windows(loaded, texts, config)
-            batch_size, num_samples = config.batch_rows, len(sources.input_ids)
-        else:
-            if config.prompt is not None:
-                check_reads_text(loaded, kind_of(media), config.prompt)
-            check_shortest(loaded, media, config)
-            sources, batch_size, num_samples = media, config.batch_size or 1, len(media)
+        sources, batch_size, num_samples = _choose_samples(loaded, media, texts, config)
         _check_shares(loaded.model, num_samples)
         selected, verify = make_statistics(config, loaded, media), not config.skip_verification
         observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
@@ -137,18 +127,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)
             batches = _make_batches(loaded, sources, indices, config)
+            kind = None if media is None else kind_of(media)
             start, drawing = _run_batches(loaded.model, observer, batches, len(shard), perturbation, kind, on_progress)
         if drawing is not None:
             warn_of_chance(loaded.model, drawing)
     merge(observer.statistics.values())
-    columns = observer.columns(config.positions)
-    _check_layers(config, {part.layer for part in columns})
-    if ModalityMass.name in observer.left_out & observer.statistics.keys() and not {*ALL} <= observer.statistics.keys():
-        warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(type(loaded.model).__name__)}")
-    check_statistics(observer, config, columns, media)
-    columns = [part for part in columns if len(part.value)]
-    if not columns:
-        raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
+    columns = _collect_columns(observer, config, media, type(loaded.model).__name__)
     num_tokens = sources.tokens if isinstance(sources, Windows) else None
     cost = describe_cost(loaded.model.device, time.perf_counter() - started, tokens=num_tokens)
     metadata = describe_run(
@@ -168,6 +152,33 @@ def measure(  # noqa: D417 - the options are described in the configuration
     metadata["statistics"], metadata["verified"] = describe_statistics(observer, columns, config), observer.verified
     table = join_columns(columns)
     return MeasureResult(table, metadata, tabulate_sink_tokens(observer, loaded.tokenizer), mean_matrices(observer))
+
+
+def _choose_samples(
+    loaded: models.Loaded, media: Media | None, texts: Texts | None, config: MeasureConfig
+) -> tuple[Windows | Media, int, int]:
+    """Return what is read, how much of it in a forward, and how much in all. UserError for what the model refuses."""
+    if media is None:
+        _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
+        windows = _make_windows(loaded, texts, config)
+        return windows, config.batch_rows, len(windows.input_ids)
+    if config.prompt is not None:
+        check_reads_text(loaded, kind_of(media), config.prompt)
+    check_shortest(loaded, media, config)
+    return media, config.batch_size or 1, len(media)
+
+
+def _collect_columns(observer: Watch, config: MeasureConfig, media: Media | None, model: str) -> list[Columns]:
+    """Return the rows of the table. UserError for layers that the model lacks, and for no rows."""
+    columns = observer.columns(config.positions)
+    _check_layers(config, {part.layer for part in columns})
+    if ModalityMass.name in observer.left_out & observer.statistics.keys() and not {*ALL} <= observer.statistics.keys():
+        warn_user(f"{ModalityMass.name} is left out: {describe_one_modality(model)}")
+    check_statistics(observer, config, columns, media)
+    columns = [part for part in columns if len(part.value)]
+    if not columns:
+        raise UserError("positions: all rows of these statistics are by position. Choose --positions all or thin.")
+    return columns
 
 
 def _describe_data(
