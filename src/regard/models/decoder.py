@@ -144,9 +144,8 @@ class RegardModel(RegardPreTrainedModel):
         past_key_values = cache if past_key_values is None else past_key_values
         is_alone = attention_mask is None and past_key_values is None
         if use_cache is None:
-            use_cache = (
-                self.config.use_cache and not self.training and not (is_alone and self._are_packed(position_ids))
-            )
+            makes_cache = self.config.use_cache and not self.training
+            use_cache = makes_cache and not (is_alone and self._are_packed(position_ids))
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
@@ -158,10 +157,7 @@ class RegardModel(RegardPreTrainedModel):
             position_ids = _positions(offset, stream, real)
         elif self.spec.extra == "pseudo-scores" and not torch.compiler.is_compiling():
             self._check_length(int(position_ids.max()), 1)
-        if self.embed_positions is not None:
-            stream = stream + self.embed_positions(position_ids)
-        elif self.waves is not None:
-            stream = stream + self.waves[position_ids].to(stream.dtype)
+        stream = self._add_positions(stream, position_ids)
         attentions: list[Tensor] | None = [] if output_attentions else None
         shared = self._masks_and_positions(offset, stream, position_ids, attention_mask)
         context = LayerContext(offset=offset, key_mask=real, attentions=attentions, **shared)
@@ -180,6 +176,14 @@ class RegardModel(RegardPreTrainedModel):
             hidden_states=tuple(state[:, first:] for state in (*states, stream)) if output_hidden_states else None,
             attentions=None if attentions is None else tuple(attentions),
         )
+
+    def _add_positions(self, stream: Tensor, position_ids: Tensor) -> Tensor:
+        """Return embeddings with those of their positions, learned or of waves, if there are any."""
+        if self.embed_positions is not None:
+            return stream + self.embed_positions(position_ids)
+        if self.waves is not None:
+            return stream + self.waves[position_ids].to(stream.dtype)
+        return stream
 
     def _check_length(self, offset: int, tokens: int) -> None:
         limit, prefix = self.config.max_position_embeddings, self.spec.prefix
