@@ -108,6 +108,7 @@ def run_stream(
     """
     start, run = time.perf_counter(), RunState(learner, method)
     checkpoint_dir, fingerprint = None if folder is None else Path(folder), _fingerprint(learner, method)
+    checkpoints = _Checkpoints(checkpoint_dir, resume, checkpoint_every)
     tasks_trained = _begin(run, checkpoint_dir, resume, earlier, fingerprint)
     method.check_run(learner)
     learner.network.to(learner.device)
@@ -122,7 +123,7 @@ def run_stream(
         cost.time("hook_seconds", method.before_task, learner, task)
         cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task)
         with learner.restoring_other_classes() if method.restores_other_classes else nullcontext():
-            _train(run, cost, checkpoint_dir, resume, checkpoint_every, on_progress)
+            _train(run, cost, checkpoints, on_progress)
         _tell(on_progress, learner, KEEPING)
         cost.time("hook_seconds", method.after_task, learner, task)
         _check_memory(method)
@@ -224,56 +225,81 @@ def _phases_dir(checkpoint_dir: Path, task: int) -> Path:
     return checkpoint_dir / f"task-{task + 1:04d}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Checkpoints:
+    """Where the state within a phase is kept, whether a phase goes on from it, and after how many steps it is."""
+
+    folder: Path | None
+    resume: bool
+    every: int | None
+
+    def of_phase(self, task: int, index: int) -> Path | None:
+        """Return the folder of a phase of a task; None if nothing is kept within phases."""
+        return None if self.folder is None or self.every is None else _phases_dir(self.folder, task) / f"stage-{index}"
+
+
 def _train(
     run: RunState,
     cost: TaskCost,
-    checkpoint_dir: Path | None,
-    resume: bool,
-    save_steps: int | None,
+    checkpoints: _Checkpoints,
     on_progress: Callable[[ProgressEvent], None] | None,
 ) -> None:
+    """Train the phases of a task, those without steps left out."""
     learner, method = run.learner, run.method
-    task_name = learner.stream.tasks[learner.task].name
-    phases_dir = None if checkpoint_dir is None or save_steps is None else _phases_dir(checkpoint_dir, learner.task)
-
-    def report(phase: TrainingPhase, step: int, steps: int, numbers: Mapping[str, float]) -> None:
-        assert on_progress is not None, "no report without a listener"
-        on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
-
     phases = method.phases(learner, learner.task)
     for index, phase in enumerate(check_iterable(method, "phases", phases, "TrainingPhases", TrainingPhase)):
         batches: Any = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
         if not isinstance(batches, Batches):
             got = f"{type(method).__name__}.batches returned a {type(batches).__name__}"
             raise UserError(f"method: expected Batches, as learner.epoch_batches makes them; {got}")
-        if not batches.steps:
-            continue
-        with train_only(learner.network, phase):
-            folder = None if phases_dir is None else phases_dir / f"stage-{index}"
-            begun = resume and folder is not None and folder.exists()
-            takes_first = num_processes() == 1 and not begun
-            flops = None if takes_first else measure_flops(learner, method, batches, phase)
-            first = FirstStep(learner, method, phase)
-            try:
-                result = training.train(
-                    learner.network,
-                    _make_training_config(learner, phase, batches, save_steps),
-                    batch=cost.count_batches(batches),
-                    loss=first.loss if takes_first else partial(method.loss, learner),
-                    count=count_examples,
-                    folder=folder,
-                    resume=resume and folder is not None,
-                    on_progress=None if on_progress is None else partial(report, phase),
-                    correct=first.transform_gradients if takes_first else phase.transform_gradients,
-                    times=phase.lr_multipliers,
-                    trim=trim_padding,
-                    device="cpu" if learner.device.type == "cpu" else None,
-                )
-            finally:
-                flops = first.end() or flops
-        assert flops is not None
-        token_flops, step_flops = flops
-        cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
+        if batches.steps:
+            with train_only(learner.network, phase):
+                _train_phase(run, cost, phase, index, batches, checkpoints, on_progress)
+
+
+def _train_phase(
+    run: RunState,
+    cost: TaskCost,
+    phase: TrainingPhase,
+    index: int,
+    batches: Batches,
+    checkpoints: _Checkpoints,
+    on_progress: Callable[[ProgressEvent], None] | None,
+) -> None:
+    """Train one phase, and count its floating-point operations in its first step, or in one of their own."""
+    learner, method = run.learner, run.method
+    task_name = learner.stream.tasks[learner.task].name
+
+    def report(step: int, steps: int, numbers: Mapping[str, float]) -> None:
+        assert on_progress is not None, "no report without a listener"
+        on_progress(ProgressEvent(learner.task + 1, task_name, phase.name, step, steps, numbers))
+
+    folder = checkpoints.of_phase(learner.task, index)
+    resume = checkpoints.resume and folder is not None
+    begun = resume and folder is not None and folder.exists()
+    takes_first = num_processes() == 1 and not begun
+    flops = None if takes_first else measure_flops(learner, method, batches, phase)
+    first = FirstStep(learner, method, phase)
+    try:
+        result = training.train(
+            learner.network,
+            _make_training_config(learner, phase, batches, checkpoints.every),
+            batch=cost.count_batches(batches),
+            loss=first.loss if takes_first else partial(method.loss, learner),
+            count=count_examples,
+            folder=folder,
+            resume=resume,
+            on_progress=None if on_progress is None else report,
+            correct=first.transform_gradients if takes_first else phase.transform_gradients,
+            times=phase.lr_multipliers,
+            trim=trim_padding,
+            device="cpu" if learner.device.type == "cpu" else None,
+        )
+    finally:
+        flops = first.end() or flops
+    assert flops is not None
+    token_flops, step_flops = flops
+    cost.add(result, batches, token_flops=token_flops, step_flops=step_flops)
 
 
 def _make_training_config(
