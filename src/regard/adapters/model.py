@@ -19,10 +19,10 @@ from regard.adapters.lora_pool import LoraAdapterPool
 from regard.adapters.off_loading import bring_back, check_off_loading
 from regard.adapters.options import LEARNT, LORA, as_json, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool
-from regard.adapters.queries import StateReader, find_reader
+from regard.adapters.queries import StateReader
 from regard.adapters.reflection import without
 from regard.adapters.router_warmup import PastTask
-from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader, make_router
+from regard.adapters.routers import QueryName, RouterName, are_above, layers_above, make_query_reader_of, make_router
 from regard.adapters.routing import Routing
 from regard.adapters.whole_model import refuse_to_save, save_again
 from regard.errors import UserError, check_choice, check_int
@@ -91,17 +91,22 @@ class AdapterModel(nn.Module):
         else:
             check_defaults({**lora, "above_query": above_query}, LORA, "adapter_type='prompt'")
             options = {"num_virtual_tokens": num_virtual_tokens, "encoder_hidden_size": encoder_hidden_size}
-        reader, two_parts = find_reader(model)
-        if not (hasattr(reader, "config") and hasattr(reader, "get_input_embeddings")):
-            raise UserError(f"model: expected one whose encoder is a PreTrainedModel, got {type(reader).__name__}")
-        decoder_only = not two_parts and bool(model.can_generate())
-        query_reader = make_query_reader(reader, query, query_layers, positions_from_mask=decoder_only)
-        hidden_size = learnt.pop("router_hidden_size")
-        self.router = make_router(router, query_reader.width, hidden_size=hidden_size, **learnt, seed=seed)
-        layers_read = list(query_reader.layers) if isinstance(query_reader, StateReader) else None
-        self.settings: dict[str, Any] = {"adapter_type": adapter_type, "router": router, "query": query}
-        self.settings |= {"query_layers": layers_read, "router_hidden_size": router_hidden_size, **learnt}
-        self.settings |= {"seed": seed, "above_query": above_query, **options}
+        query_reader = make_query_reader_of(model, query, query_layers)
+        self.router = make_router(
+            router,
+            query_reader.width,
+            hidden_size=router_hidden_size,
+            projection_order=projection_order,
+            temperature=temperature,
+            seed=seed,
+        )
+        self.settings: dict[str, Any] = {
+            **{"adapter_type": adapter_type, "router": router, "query": query},
+            "query_layers": list(query_reader.layers) if isinstance(query_reader, StateReader) else None,
+            **learnt,
+            **{"seed": seed, "above_query": above_query},
+            **options,
+        }
         if above_query:
             options["target_modules"] = layers_above(model, query_reader, layers)
         self.pool = (

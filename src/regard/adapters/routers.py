@@ -4,11 +4,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, get_args
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
 from regard.adapters.lora_pool import target_layers
-from regard.adapters.queries import EmbeddingReader, QueryReader, StateReader
+from regard.adapters.queries import EmbeddingReader, QueryReader, StateReader, find_reader
 from regard.errors import UserError, check_choice
 
 RouterName = Literal["discriminant", "attention"]
@@ -26,6 +27,15 @@ def make_query_reader(
     if layers is not None:
         raise UserError(f"query_layers: expected none with query='embeddings', got {layers!r}")
     return EmbeddingReader(reader)
+
+
+def make_query_reader_of(model: PreTrainedModel, query: QueryName, layers: Sequence[int] | None) -> QueryReader:
+    """Return what reads query vectors with the model's encoder, or with all of a decoder. UserError if it cannot."""
+    reader, two_parts = find_reader(model)
+    if not (hasattr(reader, "config") and hasattr(reader, "get_input_embeddings")):
+        raise UserError(f"model: expected one whose encoder is a PreTrainedModel, got {type(reader).__name__}")
+    decoder_only = not two_parts and bool(model.can_generate())
+    return make_query_reader(reader, query, layers, positions_from_mask=decoder_only)
 
 
 def layers_above(model: nn.Module, query_reader: QueryReader, targets: str | Sequence[str]) -> list[str]:
