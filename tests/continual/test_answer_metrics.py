@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from regard.continual import scoring
-from regard.continual.scoring import (
+from regard.continual import answer_metrics
+from regard.continual.answer_metrics import (
     exact_match_score,
     exact_match_unicode_score,
     longest_common_subsequence,
@@ -108,10 +108,10 @@ def test_labels_that_a_metric_takes_for_one_are_told(labels: tuple[str, str], me
     task = TextTask(name="sign", train=pairs, dev=pairs, test=pairs, metric=metric, labels=labels)
     alike = re.escape(f"metric: labels of 'sign': {labels[0]!r} and {labels[1]!r} are the same answer by {metric}")
     with pytest.warns(UserWarning, match=alike + "; --metric accuracy tells them apart"):
-        scoring.warn_of_labels_alike(Stream(name="s", tasks=(task,), order=(0,), seed=0))
-    scoring.warn_of_labels_alike(Stream(name="s", tasks=(replace(task, metric="accuracy"),), order=(0,), seed=0))
+        answer_metrics.warn_of_labels_alike(Stream(name="s", tasks=(task,), order=(0,), seed=0))
+    answer_metrics.warn_of_labels_alike(Stream(name="s", tasks=(replace(task, metric="accuracy"),), order=(0,), seed=0))
     numbers = replace(task, metric="exact-match-unicode", labels=("1", "-1", "1.5", "15", "+", "-"))
-    scoring.warn_of_labels_alike(Stream(name="s", tasks=(numbers,), order=(0,), seed=0))
+    answer_metrics.warn_of_labels_alike(Stream(name="s", tasks=(numbers,), order=(0,), seed=0))
 
 
 def test_what_is_compared() -> None:
@@ -208,8 +208,8 @@ def test_parity_with_the_publishers_package() -> None:
 
 def test_the_stemmer_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nltk.stem.porter", None)
-    scoring._stemmer.cache_clear()
-    scoring._stem.cache_clear()
+    answer_metrics._stemmer.cache_clear()
+    answer_metrics._stem.cache_clear()
     with pytest.raises(UserError, match=r"rouge-l needs the package nltk: pip install 'regard\[learn\]'"):
         rouge_l_score("a word", "a word")
     assert score_answer("exact-match", "a word", ("a word",)) == 1.0

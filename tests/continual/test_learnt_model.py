@@ -13,8 +13,8 @@ from regard.commands.learn.result import LearnResult
 from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
 from regard.continual import learnt_model
+from regard.continual.answer_metrics import score_answer
 from regard.continual.learnt_model import describe_learnt_model
-from regard.continual.scoring import score_answer
 from regard.continual.text_learner import encode_prompts
 from regard.data.stream import TextTask
 from regard.errors import UserError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from regard.continual.scoring import score_answer
+from regard.continual.answer_metrics import score_answer
 from regard.data import read_stream
 from regard.data.benchmarks import TRACE_METRICS
 from regard.data.stream import TextTask

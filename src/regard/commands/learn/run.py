@@ -22,10 +22,10 @@ from regard.commands.learn.one_run import TASK_END, Run, check_method, run_metho
 from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
+from regard.continual.answer_metrics import warn_of_labels_alike
 from regard.continual.learner import Row
 from regard.continual.own_method import naming_own_code
 from regard.continual.run_state import ProgressEvent
-from regard.continual.scoring import warn_of_labels_alike
 from regard.continual.text_lengths import fit_length
 from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes

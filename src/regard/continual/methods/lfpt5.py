@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.adapter_network import PromptConfig, PromptMethod, PromptNetwork, PromptPrefix, check_prompt_room
+from regard.continual.answer_metrics import NORMALIZERS
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
 from regard.continual.pseudo.generator import broadcast_texts
-from regard.continual.scoring import NORMALIZERS
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import TextPairs, TextTask
