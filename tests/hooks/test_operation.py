@@ -15,8 +15,8 @@ import transformers
 import regard
 from regard import AttentionSpec, RegardConfig, RegardForCausalLM, UserError, models
 from regard.commands.replace.result import ReplaceResult
+from regard.models.auto_classes import is_bidirectional
 from regard.models.classifier import Classifier, add_lora
-from regard.models.pretrained import is_bidirectional
 from regard.runs.progress import ProgressEvent
 
 Tiny = Callable[[str], Path]

@@ -17,10 +17,11 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.errors import UserError
+from regard.models.auto_classes import is_bidirectional, select_language_model_class
 from regard.models.classifier import add_lora, extract_encoder, merge_lora
 from regard.models.inputs import find_decoder_start
 from regard.models.model_files import Loaded, eval_mode
-from regard.models.pretrained import is_bidirectional, load, select_language_model_class
+from regard.models.pretrained import load
 from regard.runs.provenance import sha256_of_weights
 from regard.runs.quiet import suppress_logging
 

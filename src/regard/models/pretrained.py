@@ -1,51 +1,34 @@
 """A pretrained model with its tokenizer, ready to be looked at."""
 
-import importlib
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForSpeechSeq2Seq,
-    GenerationConfig,
-)
+from transformers import AutoConfig, AutoModel, GenerationConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.auto import modeling_auto
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from regard.data.tokenizers import largest_id
 from regard.errors import UserError
 from regard.models import model_files, peft_adapters
+from regard.models.auto_classes import (
+    check_complete_model,
+    check_generates_text,
+    import_model_type,
+    select_auto_class,
+    select_head_class,
+    select_language_model_class,
+)
 from regard.models.classifier import Classifier, ClassifierConfig, extract_encoder, mark_encoder_only
 from regard.models.model_files import Loaded as Loaded
 from regard.models.model_files import as_user_error, check_tokenizer_files, find_model_folder, find_weight_files
 from regard.models.processors import Kind, load_readers
 from regard.runs.integrity import sha256_of_file
-from regard.runs.model_type import input_embeddings, original_type
+from regard.runs.model_type import input_embeddings
 from regard.runs.quiet import suppress_logging
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-_HEAD_NAMES = (
-    *("CausalLM", "MaskedLM", "Seq2SeqLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
-    *("MultipleChoice", "ImageClassification", "ImageTextToText", "SpeechSeq2Seq", "MultimodalLM", "DepthEstimation"),
-    *("ObjectDetection", "SemanticSegmentation", "UniversalSegmentation", "PoseEstimation", "PreTraining"),
-)
-_WITH_HEAD = tuple(
-    getattr(modeling_auto, name) for head in _HEAD_NAMES if hasattr(modeling_auto, name := f"AutoModelFor{head}")
-)
-"""Auto classes for the types that have no model without a head (TrOCR, Depth Anything); not all are in all releases."""
-_MODEL_TYPES = {"regard-replaced": "regard.hooks.replaced_model"}
-"""Model types of ours above this package, and what makes them known to Transformers."""
-_SAPT = "sapt"
 _DEVICES = "auto, cpu, cuda, cuda:N or mps"
 # Heads that AutoModel adds on top and no attention stands behind: they may be new where the checkpoint has none.
 _HEADS = ("pooler.",)
@@ -137,14 +120,9 @@ def load(
         files = [] if random_weights else find_weight_files(folder, name)
         kind: Kind | None = "images" if images else "audio" if audio else "videos" if videos else None
         processor, tokenizer = load_readers(folder, name, config, kind, trust_remote_code=trust_remote_code)
-        auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
-        auto_class = (select_head_class(config) if head else None) or auto_class
+        auto_class = _select_class(config, adapter_folder, trust_remote_code, language_model=language_model, head=head)
         if adapter_folder is not None:
-            auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
             files = [*files, adapter_folder / model_files.ADAPTER_WEIGHTS]
-            if auto_class in peft_adapters.CLASSIFIERS:
-                options_of_code = {"trust_remote_code": trust_remote_code}
-                config.num_labels = peft_adapters.count_labels(adapter_folder, config, auto_class, **options_of_code)
         with as_user_error(f"model: '{name}' cannot be built:"):
             if isinstance(config, ClassifierConfig):
                 model = _load_encoder(folder, config, name, seed if random_weights else None, **options)
@@ -198,6 +176,23 @@ def _read_config(folder: Path, name: str, trust_remote_code: bool, *, language_m
     if language_model:
         check_generates_text(config, name)
     return config
+
+
+def _select_class(
+    config: Any, adapter_folder: Path | None, trust_remote_code: bool, *, language_model: bool, head: bool
+) -> Any:
+    """Return the auto class that loads a model, with the head that an adapter has been trained for.
+
+    The config of a classifier is told how many labels the adapter knows.
+    """
+    auto_class = select_language_model_class(config) if language_model else select_auto_class(config)
+    auto_class = (select_head_class(config) if head else None) or auto_class
+    if adapter_folder is not None:
+        auto_class = peft_adapters.select_adapter_class(adapter_folder, config, auto_class)
+        if auto_class in peft_adapters.CLASSIFIERS:
+            options = {"trust_remote_code": trust_remote_code}
+            config.num_labels = peft_adapters.count_labels(adapter_folder, config, auto_class, **options)
+    return auto_class
 
 
 def _make_random(auto_class: Any, config: Any, seed: int, dtype: torch.dtype | str, **options: Any) -> PreTrainedModel:
@@ -318,73 +313,3 @@ def check_vocabulary(model: PreTrainedModel, tokenizer: Any, name: str, *, texts
     if not 0 <= highest < rows:
         sizes = f"its ids go up to {highest}, the model's embedding has {rows} rows"
         raise UserError(f"model: the tokenizer of '{name}' does not belong to it: {sizes}")
-
-
-def import_model_type(folder: Path) -> None:
-    """Make the model type of a folder known to Transformers, if it is one of ours."""
-    model_type = str(json.loads((folder / "config.json").read_bytes()).get("model_type"))
-    if model_type in _MODEL_TYPES:
-        importlib.import_module(_MODEL_TYPES[model_type])
-
-
-def select_auto_class(config: Any) -> Any:
-    """Return AutoModel, or the auto class with a head where there is no AutoModel: own code, or `regard.replaced`."""
-    auto_map = getattr(config, "auto_map", None)
-    if auto_map is not None:
-        return AutoModel if "AutoModel" in auto_map or "AutoModelForCausalLM" not in auto_map else AutoModelForCausalLM
-    if original_type(config) == "speecht5" and (config.architectures or [""])[0].endswith("ForSpeechToText"):
-        return AutoModelForSpeechSeq2Seq  # without its head it has no layers that read sounds
-    return next((auto for auto in (AutoModel, *_WITH_HEAD) if type(config) in auto._model_mapping), AutoModel)
-
-
-def select_language_model_class(config: Any) -> Any:
-    """Return the auto class that loads a model with a language model head."""
-    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-
-
-def select_head_class(config: Any) -> Any:
-    """Return the auto class that loads the head which the configuration names; None if it names none that we know."""
-    architecture = (config.architectures or [""])[0]
-    if architecture.endswith(("ForMaskedLM", "ForPreTraining")):
-        return AutoModelForMaskedLM
-    if architecture.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")):
-        kinds = (select_language_model_class(config), AutoModelForImageTextToText, AutoModelForSeq2SeqLM)
-        return next((kind for kind in kinds if type(config) in kind._model_mapping), kinds[0])
-    return AutoModelForSequenceClassification if architecture.endswith("ForSequenceClassification") else None
-
-
-def is_bidirectional(config: Any) -> bool:
-    """Return whether the model is an encoder alone, which cannot generate from left to right."""
-    is_encoder = (
-        original_type(config) in modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES and not config.is_encoder_decoder
-    )
-    return is_encoder and not getattr(config, "is_decoder", False)
-
-
-def check_generates_text(config: Any, name: str) -> None:
-    """Raise UserError if the model `name` cannot generate text; unknown types pass."""
-    architecture = (config.architectures or [config.model_type])[0]
-    kind = None
-    if isinstance(config, ClassifierConfig):
-        kind, architecture = "a classifier", f"over {config.base_config().model_type}"
-    elif is_bidirectional(config):
-        kind = "an encoder"
-    elif original_type(config) in modeling_auto.MODEL_MAPPING_NAMES and not getattr(config, "auto_map", None):
-        generative = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        if config.is_encoder_decoder:
-            generative = modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-        kind = None if original_type(config) in generative else "of another kind"
-    if kind is not None:
-        expected = "one that writes text"
-        raise UserError(f"model: expected {expected}, got '{name}', {kind} ({architecture})")
-
-
-def check_complete_model(config: Any, name: str) -> None:
-    """Raise UserError if `regard rollback` wrote `name` as a part of a network."""
-    method = getattr(config, "part_of", None)
-    if method is None:
-        return
-    adapters = f"; `regard look BASE TEXT --learnt {name}` shows its adapters" if str(method).startswith(_SAPT) else ""
-    kind = f"the network of {method}, which has weights beside its model"
-    advice = f"regard.LearntModel.from_pretrained('{name}') predicts with it{adapters}"
-    raise UserError(f"model: expected a complete one, got '{name}', {kind}; {advice}")
