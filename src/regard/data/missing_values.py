@@ -97,14 +97,7 @@ def find_complete(
     left_out = {index for indices in empty.values() for index in indices}.union(marked)
     complete = [index for index in range(len(rows)) if index not in left_out]
     if not complete and rows:
-        if len({*empty.get(label, ()), *marked}) == len(rows):
-            expected, got = f"labels in the column {label!r} of {path}", f"none of {len(rows)} rows has one"
-        else:
-            lacking = [column for column, indices in empty.items() if indices or (marked and column == label)]
-            several = len(lacking) > 1
-            got = f"none of {len(rows)} rows has {'all' if several else 'one'}"
-            expected = f"values in the column{'s' * several} {' and '.join(map(repr, lacking))} of {path}"
-        raise UserError(f"{option}: expected {expected}, {got}")
+        raise _none_complete(len(rows), empty, label, marked, path, option)
     if left_out:
         cells = {column: [rows[index][0].get(column) for index in indices] for column, indices in empty.items()}
         marks = [f"{_describe_nothing(values)} in the column {column!r}" for column, values in cells.items() if values]
@@ -113,6 +106,20 @@ def find_complete(
         first = rows[min(left_out)][1]
         warn_user(f"{option}: {path}: {lost}, the first in {first} (missing-values=refuse stops there)")
     return complete
+
+
+def _none_complete(
+    count: int, empty: Mapping[str, Sequence[int]], label: str, marked: Collection[int], path: Path, option: str
+) -> UserError:
+    """Return the error of so many rows of which none is complete: labels are missing, or values of some columns."""
+    if len({*empty.get(label, ()), *marked}) == count:
+        expected, got = f"labels in the column {label!r} of {path}", f"none of {count} rows has one"
+    else:
+        lacking = [column for column, indices in empty.items() if indices or (marked and column == label)]
+        several = len(lacking) > 1
+        got = f"none of {count} rows has {'all' if several else 'one'}"
+        expected = f"values in the column{'s' * several} {' and '.join(map(repr, lacking))} of {path}"
+    return UserError(f"{option}: expected {expected}, {got}")
 
 
 def _describe_nothing(cells: Sequence[Any]) -> str:

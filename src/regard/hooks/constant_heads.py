@@ -78,12 +78,9 @@ class ConstantHeads(nn.Module):
             self._widen_mask(call, forward)
         token_mask = forward.encoder_mask if self.cross else forward.token_mask
         key_shift = during.encoder_shift if self.cross else query_shift
-        starts = during.packed_starts(call)
+        starts = self._packed_starts(call)
         tokens = max(offset + queries, keys if self.cross else 0)
         if starts is not None:
-            if self.cross or self.exact:
-                kind = "of cross-attention" if self.cross else "whose special tokens stand in fixed columns"
-                raise UserError(f"constants {kind} expect one sequence a row, got several packed into one")
             query_shift = key_shift = starts
             if not is_traced():
                 tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
@@ -111,6 +108,14 @@ class ConstantHeads(nn.Module):
             key_heads=key_heads,
         )
         return replace(call, constant=constant)
+
+    def _packed_starts(self, call: AttentionCall) -> Tensor | None:
+        """Return the column at which the sequence of each token begins; None of whole rows. UserError if it matters."""
+        starts = self.during.packed_starts(call)
+        if starts is not None and (self.cross or self.exact):
+            kind = "of cross-attention" if self.cross else "whose special tokens stand in fixed columns"
+            raise UserError(f"constants {kind} expect one sequence a row, got several packed into one")
+        return starts
 
     def find_rows(self, query: int, keys: int) -> Tensor | None:
         """Return the weights (constant, key) of one query that sees all keys; None: they are not just read off.

@@ -84,18 +84,7 @@ def choose_detail(
         UserError: There is not enough room, or no such head.
     """
     by_layer = {(shape.site, shape.layer): shape for shape in shapes}
-    named = [tuple(map(int, name.split("."))) for name in asked]
-    wanted = [
-        (key, head) for layer, head in named for key, one in by_layer.items() if key[1] == layer and head < one.heads
-    ]
-    if missing := [
-        f"{layer}.{head}" for layer, head in named if not any((k[1], h) == (layer, head) for k, h in wanted)
-    ]:
-        layers, heads = max(one.layer for one in shapes), max(one.heads for one in shapes) - 1
-        raise UserError(
-            f"heads: expected LAYER.HEAD of this model, layers 0 to {layers} and heads 0 to {heads}; it has no "
-            f"{', '.join(missing)}"
-        )
+    wanted = _find_heads(by_layer, asked)
     entries = sum(shape.heads * shape.keys for shape in shapes)
     room = (megabytes * 1e6 - FIXED - texts) / BASE64 - 2 * num_numbers
     if 2 * entries + sum(shape.heads * shape.queries * shape.keys for shape in shapes) <= room:
@@ -118,6 +107,24 @@ def choose_detail(
             break
         kept.setdefault(key, []).append(head)
     return Detail(False, kept)
+
+
+def _find_heads(by_layer: Mapping[tuple[str, int], Shape], asked: Sequence[str]) -> list[tuple[tuple[str, int], int]]:
+    """Return the site and layer, and the head, of each LAYER.HEAD in every site that has it. UserError if none has."""
+    found, missing = [], []
+    for name in asked:
+        layer, head = map(int, name.split("."))
+        of_name = [(key, head) for key, shape in by_layer.items() if key[1] == layer and head < shape.heads]
+        found += of_name
+        missing += [] if of_name else [f"{layer}.{head}"]
+    if missing:
+        layers = max(shape.layer for shape in by_layer.values())
+        heads = max(shape.heads for shape in by_layer.values()) - 1
+        raise UserError(
+            f"heads: expected LAYER.HEAD of this model, layers 0 to {layers} and heads 0 to {heads}; it has no "
+            f"{', '.join(missing)}"
+        )
+    return found
 
 
 def _row_bytes(shape: Shape) -> int:
