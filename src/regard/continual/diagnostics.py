@@ -25,7 +25,7 @@ from regard.statistics import (
 )
 from regard.statistics.layers import LAYER_STATISTICS
 from regard.statistics.sink_tokens import CommonSinkRatio
-from regard.statistics.sinks import topk_keys, topk_valid
+from regard.statistics.sinks import at_keys, topk_keys
 from regard.statistics.table import make_table
 
 DIAGNOSTICS = ("sink_deviation", "common_sink_ratio", "over_smoothing", "spectral_bound")
@@ -127,7 +127,7 @@ class _SinkDegree(ColumnMass):
         for _, degree, present, _ in super().layer_values(layer):
             assert present is not None
             index = topk_keys(degree, present, self.top)
-            valid_mask = topk_valid(index, present)
+            valid_mask = at_keys(present, index)
             sums = degree.gather(-1, index).masked_fill(~valid_mask, 0.0).sum(-1)
             yield SampleValues(self.key(layer, "head"), sums / valid_mask.sum(-1).clamp(min=1), present.any(-1))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.statistics.columns import Columns, StatisticRow, make_columns
 from regard.statistics.observation import Observation
-from regard.statistics.sinks import PERCENT, SinkRate, sink_rate, strongest_keys
+from regard.statistics.sinks import PERCENT, SinkRate, at_keys, sink_rate, strongest_keys
 from regard.statistics.statistic import BAI, GU, PerLayer, SampleValues, Statistic, StatisticInfo
 
 Key = TypeVar("Key", bound=Hashable)
@@ -301,7 +301,7 @@ def _read(tensors: Mapping[Key, Sequence[Tensor]]) -> dict[Key, list[np.ndarray]
 def _tokens_at(layer: Observation, index: Tensor) -> Tensor:
     """Return the token ids at key positions (sample, head, top)."""
     assert layer.token_ids is not None
-    return layer.token_ids[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
+    return at_keys(layer.token_ids, index)
 
 
 def _to_tensor(rows: Iterable[tuple[int, ...]], width: int = 2) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from regard.errors import UserError
@@ -52,9 +52,9 @@ def topk_keys(column_mass: PerKey, real: RealKeys, top: int) -> TopKeys:
     return mass.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
-def topk_valid(index: TopKeys, real: RealKeys) -> Bool[Tensor, "sample head top"]:
-    """Return which of the `topk_keys` are real tokens."""
-    return real[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
+def at_keys(values: Shaped[Tensor, "sample key"], index: TopKeys) -> Shaped[Tensor, "sample head top"]:
+    """Return what keys have, at those of an index such as `topk_keys`."""
+    return values[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
 def strongest_keys(layer: Observation, top: int) -> tuple[RealKeys, TopKeys, Bool[Tensor, "sample head top"]]:
@@ -62,7 +62,7 @@ def strongest_keys(layer: Observation, top: int) -> tuple[RealKeys, TopKeys, Boo
     mass = layer.tensors["column_mass"]
     real = layer.attended_keys(mass.shape[-1])
     index = topk_keys(mass, real, top)
-    return real, index, topk_valid(index, real)
+    return real, index, at_keys(real, index)
 
 
 class SinkRate(Average):
