@@ -12,13 +12,8 @@ from transformers import PreTrainedModel
 from regard import models
 from regard.commands.replace import config as replace_config
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
-from regard.commands.replace.evaluation import (
-    EVALUATION_TOKENS,
-    HeadEvaluation,
-    PerplexityEvaluator,
-    ProbeEvaluator,
-    Scored,
-)
+from regard.commands.replace.evaluation import HeadEvaluation, Scored
+from regard.commands.replace.evaluators import EVALUATION_TOKENS, PerplexityEvaluator, ProbeEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, COLUMNS, NONE, WIDTHS, ZEROS
