@@ -114,12 +114,8 @@ def attention_function(
     reads_keys = call is not None
     if call is None:
         is_eager_host = is_eager_host or (not is_unmasked and registration.lacks_sdpa(getattr(module, "config", None)))
-        module_class: type = type(module)
-        if attention_mask is None and not (is_eager_host or is_unmasked) and _lacks_sdpa(module_class):
-            name, option = module_class.__name__, f"attn_implementation='{EAGER_NAME}'"
-            raise UserError(
-                f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}"
-            )
+        if attention_mask is None and not (is_eager_host or is_unmasked):
+            _check_takes_masks(type(module))
         if attention_mask is not None:
             check_mask(attention_mask, is_added=is_eager_host)
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
@@ -135,6 +131,13 @@ def attention_function(
         return dispatch(module, call, reads_keys=reads_keys).transpose(1, 2).contiguous(), None
     finally:
         IN_INTERFACE.reset(token)
+
+
+def _check_takes_masks(module_class: type) -> None:
+    """Raise a UserError for a module that is passed no mask, if its model means all keys by that."""
+    if _lacks_sdpa(module_class):
+        name, option = module_class.__name__, f"attn_implementation='{EAGER_NAME}'"
+        raise UserError(f"cannot tell the mask of {name}, which does not support SDPA; load its model with {option}")
 
 
 def _check_unmasked(module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None, options: Any) -> None:
