@@ -144,18 +144,22 @@ class Option:
             value = self.parse(value)
         if not self.is_tuple:
             return self._validate_element(value)
-        if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:
-            value = [part.strip() for part in value.split(",")]
-        elif isinstance(value, str) or not isinstance(value, Iterable):
-            value = (value,)
-        elif self.kind is str and _is_table(value):
-            raise self.error(type(value).__name__)
-        values = tuple(self._validate_element(part) for part in value)
+        values = tuple(self._validate_element(part) for part in self._split(value))
         if self.size is None and self.kind is not Any and not self.declared["repeated"]:
             values = tuple(dict.fromkeys(values))
         if len(values) < self.declared["min_items"] or (self.size is not None and len(values) != self.size):
             raise self.error(", ".join(map(str, values)) or "none")
         return values
+
+    def _split(self, value: Any) -> Iterable[Any]:
+        """Return the elements of a tuple's value, which may be a text with commas, or one element alone."""
+        if isinstance(value, str) and self.kind in (str, Any) and not self.declared["repeated"]:
+            return [part.strip() for part in value.split(",")]
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            return (value,)
+        if self.kind is str and _is_table(value):
+            raise self.error(type(value).__name__)
+        return value
 
     def _validate_element(self, value: Any) -> Any:
         number = {int: numbers.Integral, float: numbers.Real}.get(self.kind)
