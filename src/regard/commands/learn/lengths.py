@@ -26,26 +26,35 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
     is_fitted = option == "length" and any(run.get("fitted") for run in runs)
     if not rows and not is_fitted:
         return ""
-    sides = {str(run["truncation_side"]) for run in runs if option == "length" and "truncation_side" in run}
-    part = {"right": "", "middle": " from the middle", "left": " from the beginning"}[sides.pop()] if sides else ""
     flag, limits = option.replace("_", "-"), sorted({int(run[option]) for run in runs})
     name = f"{flag} {limits[0]}" if len(limits) == 1 else f"{flag} {limits[0]} to {limits[-1]}"
     if is_fitted:
         name += f", fitted to {100 * FITTED_SHARE:.0f} % of each task's training texts (at most {MAX_FITTED_LENGTH}),"
     if not rows:
         return f"{name} cuts no text"
+    texts, tokens = (_percent(_share(rows, what)) for what in ("rows", "tokens"))
+    part, most = (_describe_side(runs), " up to what the model takes") if option == "length" else ("", "")
+    longest = max(row["longest"] for row in rows)
+    return (
+        f"{name} cuts {texts} of the {unit} and {tokens} of their tokens{part}: {_list_tasks(rows)}; "
+        f"the longest has {longest:,} tokens, --{flag} allows more{most}"
+    )
+
+
+def _describe_side(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Say where prompts are cut; "" for their ends."""
+    side = next((str(run["truncation_side"]) for run in runs if "truncation_side" in run), "right")
+    return {"right": "", "middle": " from the middle", "left": " from the beginning"}[side]
+
+
+def _list_tasks(rows: Sequence[Mapping[str, Any]]) -> str:
+    """List the tasks of which something is cut, with the share of their texts, the largest first."""
     by_task: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_task.setdefault(str(row["task"]), []).append(row)
     shares = {task: _share(task_rows, "rows") for task, task_rows in by_task.items()}
     cut = sorted((task for task in shares if shares[task]), key=lambda task: -shares[task])
-    tasks = list_some([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
-    lost = (
-        f"{_percent(_share(rows, 'rows'))} of the {unit} and {_percent(_share(rows, 'tokens'))} of their tokens{part}"
-    )
-    longest = max(row["longest"] for row in rows)
-    most = " up to what the model takes" if option == "length" else ""
-    return f"{name} cuts {lost}: {tasks}; the longest has {longest:,} tokens, --{flag} allows more{most}"
+    return list_some([f"{task} {_percent(shares[task])}" for task in cut], MAX_NAMED_TASKS)
 
 
 def _share(rows: Sequence[Mapping[str, Any]], what: str) -> float:
