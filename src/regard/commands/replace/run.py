@@ -1,5 +1,6 @@
 """Replacement of attention by constants (PAPA, arXiv 2211.03495) or another operation."""
 
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import replace as changed
@@ -347,25 +348,28 @@ def _scores(
         add(name, ATTENTION, 0.0, evaluation.attention_scores(name, seeds))
     for name in config.sources:
         assert averages is not None, "constants are asked for"
-        start = replace_config.TRAINED.get(name, name)
-        constants = make_data_free(start, averages) if start in SOURCES else averages
-        if name in replace_config.TRAINED:
-            constants = evaluation.train_constants(constants, name)
-        for ranking in config.rankings:
-            for fraction in (f for f in config.shares if f < 1):
-                evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
-                # random rankings differ by seed: others share their constant heads
-                for group in [[seed] for seed in seeds] if ranking == "random" and fraction else [list(seeds)]:
-                    heads = averages.heads
-                    if fraction:
-                        heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
-                    add(name, ranking, fraction, evaluation.scores(constants, heads, group))
+        constants = _find_constants(evaluation, averages, name)
+        for ranking, fraction in itertools.product(config.rankings, (f for f in config.shares if f < 1)):
+            evaluation.step(f"scoring {name}, {ranking}, {fraction:g} dynamic")
+            # random rankings differ by seed: others share their constant heads
+            for group in [[seed] for seed in seeds] if ranking == "random" and fraction else [list(seeds)]:
+                heads = averages.heads
+                if fraction:
+                    heads = evaluation.rank_heads(averages, ranking, group[0]).constant(fraction)
+                add(name, ranking, fraction, evaluation.scores(constants, heads, group))
     if averages is not None and config.constants is None and 0.0 in config.shares:
         for name in BASELINES:
             evaluation.step(f"scoring {name}, for comparison")
             constants = make_data_free(name, averages)
             add(name, config.rankings[0], 0.0, evaluation.scores(constants, averages.heads, seeds))
     return pd.DataFrame(rows, columns=[*COLUMNS, *WIDTHS])
+
+
+def _find_constants(evaluation: HeadEvaluation, averages: Constants, name: str) -> Constants:
+    """Return the averages, or constants made or trained from them, by their name."""
+    start = replace_config.TRAINED.get(name, name)
+    constants = make_data_free(start, averages) if start in SOURCES else averages
+    return evaluation.train_constants(constants, name) if name in replace_config.TRAINED else constants
 
 
 def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
