@@ -13,7 +13,8 @@ import torch
 from regard.data import Source, prepare_corpus, train_tokenizer
 from regard.data import corpus as module
 from regard.data.files import find_files
-from regard.data.texts import PYTHON, find_text_files, identify_source, load_standard_library, read_source, sample_texts
+from regard.data.sources import PYTHON, find_text_files, identify_source, read_source, sample_texts
+from regard.data.texts import load_standard_library
 from regard.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")

@@ -12,7 +12,8 @@ from regard.continual.network import Network, as_float32
 from regard.continual.run_state import named_tensors
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner
-from regard.data.texts import PYTHON, load_python_documentation, read_texts
+from regard.data.sources import PYTHON
+from regard.data.texts import load_python_documentation, read_texts
 from regard.data.windows import make_text_windows
 from regard.errors import UserError
 

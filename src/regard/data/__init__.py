@@ -6,11 +6,12 @@ from regard.data.examples import IGNORE_INDEX, Examples, Task
 from regard.data.images import Images, read_images
 from regard.data.replacement import replace_one_token
 from regard.data.sounds import Sounds, read_sounds
+from regard.data.sources import Source
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
 from regard.data.tasks import TASKS, read_task
-from regard.data.texts import Source, Texts, load_python_documentation, read_texts
+from regard.data.texts import Texts, load_python_documentation, read_texts
 from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, special_tokens, train_tokenizer
 from regard.data.videos import Videos, read_videos
 from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows

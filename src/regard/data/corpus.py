@@ -17,7 +17,8 @@ from torch import Tensor
 
 from regard.data.blocks import BLOCKS, BlockPacker, BlocksMetadata, TokenBlocks, check_num_blocks, is_packed, pack
 from regard.data.repeats import repeated_shares
-from regard.data.texts import Document, Source, identify_source, read_source
+from regard.data.sources import Source, identify_source, read_source
+from regard.data.texts import Document
 from regard.data.tokenizers import LOOKED_AT, tokenizer_hash, warn_of_unknown
 from regard.errors import UserError, check_int
 

@@ -1,4 +1,4 @@
-"""Documents of text to measure and to train on: files, standard input, Python's own documentation, or the hub.
+"""Documents of text: of files, standard input, or Python's own documentation.
 
 Readers of files take the name of the user's option ("texts", "data"), which begins their error messages.
 """
@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.files import add_file, list_files
-from regard.data.hub import HubSplit
 from regard.data.tables import (
     check_columns,
     decode_pieces,
@@ -158,11 +156,12 @@ def _read(path: str | Path) -> list[str]:
     allowed = ", ".join(SUFFIXES)
     if path.is_dir():
         raise UserError(f"texts: expected files ({allowed}), {path} is a folder")
-    _check_file(path, f"a file with one of the suffixes {allowed}, or -;", _OPTION)
+    check_file(path, f"a file with one of the suffixes {allowed}, or -;", _OPTION)
     return ["".join(document) for document in read_documents(path, _OPTION)]
 
 
-def _check_file(path: Path, expected: str, option: str) -> None:
+def check_file(path: Path, expected: str, option: str) -> None:
+    """Raise UserError for what is no file of documents, which says what was expected."""
     if not path.exists():
         raise UserError(f"{option}: expected a file, there is no {path}")
     if find_suffix(path) not in SUFFIXES or not path.is_file():
@@ -184,148 +183,6 @@ def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
             docstrings = [ast.get_docstring(node) for node in ast.walk(module) if isinstance(node, kinds)]
             texts.append("\n\n".join(docstring for docstring in docstrings if docstring))
     return [text for text in texts if text]
-
-
-PYTHON, HUB = "python", "hub:"
-_NAMED = re.compile(r"(?P<name>[\w.-]*)(@(?P<weight>[^=]*))?=(?P<rest>.+)")
-_SOURCE_OPTION = re.compile(r"(?P<rest>.+),(?P<key>valid|tokens)=(?P<value>[^,]*)")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A domain of training text.
-
-    A location is one of
-
-    * `python`: the documentation of Python's language and the docstrings of its standard library, two megabytes;
-    * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder with such files, also nested;
-    * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; the split is
-      `train` by default.
-    """
-
-    name: str
-    where: str = PYTHON  # location of the text
-    weight: float = 1.0  # sampling weight
-    valid: str | None = None  # location of separate validation text
-    tokens: int | None = None  # maximum number of tokens to read; None for all
-
-    @classmethod
-    def parse(cls, text: str) -> Source:
-        """Parse `[NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N]`, such as `web@0.7=hub:allenai/c4:en,tokens=1e9`.
-
-        The name defaults to that of the file or data set. A path that contains = or , needs a name before it.
-        """
-        match = _NAMED.fullmatch(text)
-        where = match["rest"] if match else text
-        options: dict[str, str] = {}
-        while option := _SOURCE_OPTION.fullmatch(where):
-            options.setdefault(option["key"], option["value"])
-            where = option["rest"]
-        if not where.strip():
-            raise UserError(f"data: expected [NAME][@WEIGHT]=WHERE[,valid=WHERE][,tokens=N], got '{text}'")
-        return cls(
-            match["name"] if match and match["name"] else _default_name(where),
-            where,
-            _parse_positive(match["weight"], "weight", text) if match and match["weight"] is not None else 1.0,
-            options.get("valid"),
-            int(_parse_positive(options["tokens"], "tokens", text, least=1)) if "tokens" in options else None,
-        )
-
-    def __str__(self) -> str:
-        weight = "" if self.weight == 1 else f"@{float(self.weight)!r}".removesuffix(".0")
-        valid = "" if self.valid is None else f",valid={self.valid}"
-        tokens = "" if self.tokens is None else f",tokens={self.tokens}"
-        return f"{self.name}{weight}={self.where}{valid}{tokens}"
-
-
-def read_source(where: str) -> Iterator[Document]:
-    """Iterate over the documents of a location (see `Source`), in the same order in every run."""
-    if where == PYTHON:
-        yield from load_python_documentation().documents
-        yield from load_standard_library().documents
-    elif where.startswith(HUB):
-        split = _parse_hub_split(where)
-        with split.open("data", streaming=True) as rows:
-            for row in rows:
-                check_columns(["text"], row, str(split), "data")
-                yield row["text"] or ""
-    else:
-        for path in find_text_files(where):
-            yield from read_documents(path, "data")
-
-
-def identify_source(where: str) -> str:
-    """Return the SHA-256 over names and bytes of files, the version of Python, or the name of a data set of the hub."""
-    if where == PYTHON:
-        return f"{PYTHON} {platform.python_implementation()} {platform.python_version()}"
-    if where.startswith(HUB):
-        return HUB + ":".join(map(str, _parse_hub_split(where)))
-    digest = hashlib.sha256()
-    for file in find_text_files(where):
-        digest.update(file.name.encode() + b"\0")
-        add_file(digest, file)
-    return digest.hexdigest()
-
-
-def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
-    """Iterate over text to train a tokenizer on: from each source its weight's share of at most `characters`."""
-    sources = tuple(sources)
-    total = sum(source.weight for source in sources)
-    for source in sources:
-        remaining = int(characters * source.weight / total)
-        sections = (section for document in read_source(source.where) for section in split_sections(document))
-        for section in sections:
-            yield section[:remaining]
-            remaining -= len(section)
-            if remaining <= 0:
-                break
-
-
-def find_text_files(where: str) -> list[Path]:
-    """Return the file at a path, or all text files in a folder and below, sorted by path."""
-    path = Path(where).expanduser()
-    allowed = ", ".join(SUFFIXES)
-    if path.is_dir():
-        files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES]
-        if not files:
-            raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
-        return files
-    _check_file(path, f"{PYTHON}, hub:NAME, a folder or a file ({allowed}),", "data")
-    return [path]
-
-
-def check_source(source: Source) -> None:
-    """Raise UserError if a file or folder of the source is missing; the hub is not checked."""
-    for where in (source.where, source.valid):
-        if where is not None and where != PYTHON and not where.startswith(HUB):
-            find_text_files(where)
-
-
-def _parse_hub_split(where: str) -> HubSplit:
-    parts = where.removeprefix(HUB).split(":")
-    if not parts[0] or len(parts) > 3:
-        raise UserError(f"data: expected hub:NAME[:CONFIG[:SPLIT]], got '{where}'")
-    repository, config, split = (*parts, "", "")[:3]
-    return HubSplit(repository, config or None, split or "train")
-
-
-def _default_name(where: str) -> str:
-    """Name a domain after its file without suffix, or after its data set without owner."""
-    if where.startswith(HUB):
-        return _parse_hub_split(where).repository.split("/")[-1]
-    if where == PYTHON:
-        return where
-    return re.sub(r"[^\w-]", "_", Path(where).resolve().name.split(".")[0])
-
-
-def _parse_positive(text: str, name: str, source: str, *, least: float = 0) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf") or number < least:
-        raise UserError(f"data: expected a positive number as the {name} in '{source}', got '{text}'")
-    return number
 
 
 def take_texts(texts: Texts | Sequence[str]) -> Texts:

@@ -18,7 +18,7 @@ from regard.commands.convert.page import ledes, stage_lines
 from regard.commands.convert.result import ConvertResult
 from regard.commands.convert.run import convert
 from regard.data.corpus import BatchSampler, prepare_corpus
-from regard.data.texts import Source
+from regard.data.sources import Source
 from regard.errors import UserError
 from regard.hooks import average_attention, replaced
 from regard.hooks.trained_constants import begin_training_constants

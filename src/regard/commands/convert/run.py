@@ -22,7 +22,7 @@ from regard.commands.convert.result import ConvertResult
 from regard.commands.convert.sequences import Sequences
 from regard.data import tokenizers
 from regard.data.corpus import prepare_corpus
-from regard.data.texts import Source, check_source
+from regard.data.sources import Source, check_source
 from regard.data.tokenizers import tokens_before
 from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced

@@ -21,7 +21,7 @@ from regard.commands.pretrain.result import PretrainResult, final_metrics, make_
 from regard.data import tokenizers
 from regard.data.corpus import BatchSampler, Corpus, insert_tokens, prepare_corpus
 from regard.data.examples import IGNORE_INDEX
-from regard.data.texts import Source, identify_source, sample_texts
+from regard.data.sources import Source, identify_source, sample_texts
 from regard.errors import UserError, warn_user
 from regard.models import RegardForCausalLM
 from regard.runs.config import UNSET, Unset, describe_options, explicit_arguments

@@ -11,8 +11,8 @@ from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.result import LearnResult
 from regard.commands.pretrain.config import PRESETS, TRAIN_TOKENIZER, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
+from regard.data.sources import HUB, PYTHON, Source, check_source
 from regard.data.stream_catalog import STREAMS
-from regard.data.texts import HUB, PYTHON, Source, check_source
 from regard.data.tokenizers import read_tokenizer
 from regard.errors import UserError
 from regard.models.pretrained import check_model
