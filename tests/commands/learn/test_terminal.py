@@ -22,7 +22,8 @@ from regard.commands.learn.metrics import (
 )
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import compute_correlation, compute_forgetting
-from regard.commands.learn.words import FUTURE_NOTE, describe_overlap, learn_summary, shorten_names
+from regard.commands.learn.terminal import FUTURE_NOTE, learn_summary, shorten_names
+from regard.commands.learn.words import describe_overlap
 from regard.report.labels import format_signed
 from tests.commands.learn import learned
 

@@ -17,7 +17,7 @@ from regard.commands.learn.charts import MEANS, make_curve_panels
 from regard.commands.learn.matrix import average_scores, find_afters
 from regard.commands.learn.page import learn_page
 from regard.commands.learn.tables import SCENARIOS, count_tasks, find_scenarios, method_names, task_names
-from regard.commands.learn.words import learn_summary
+from regard.commands.learn.terminal import learn_summary
 from regard.continual import comparison, forgetting, metrics
 from regard.continual.costs import AROUND
 from regard.errors import UserError, check_choice
