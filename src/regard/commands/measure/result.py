@@ -12,7 +12,7 @@ import safetensors.torch
 from torch import Tensor
 
 from regard.commands.measure.page import page as measure_page
-from regard.commands.measure.words import summary as measure_summary
+from regard.commands.measure.terminal import measure_summary
 from regard.constants.constants import Head
 from regard.errors import UserError
 from regard.report import labels
