@@ -10,7 +10,8 @@ from regard.data.sources import Source
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
 from regard.data.streams import read_stream
-from regard.data.tasks import TASKS, read_task
+from regard.data.task_catalog import TASKS
+from regard.data.tasks import read_task
 from regard.data.texts import Texts, load_python_documentation, read_texts
 from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, special_tokens, train_tokenizer
 from regard.data.videos import Videos, read_videos

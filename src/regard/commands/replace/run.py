@@ -23,7 +23,7 @@ from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
 from regard.data.files import without_hash
 from regard.data.missing_values import LEFT_OUT
-from regard.data.tasks import TaskPreset
+from regard.data.task_catalog import TaskPreset
 from regard.data.tokenizers import warn_of_unknown, warn_of_written
 from regard.errors import UserError, warn_user
 from regard.hooks import model_fingerprint, replacing
