@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel, initialization
-from transformers.cache_utils import Cache, DynamicCache, StaticCache
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
@@ -27,6 +27,7 @@ from regard.models.layers import (
     pseudo_column,
 )
 from regard.models.loss import linear_cross_entropy, logits_cross_entropy
+from regard.models.sink_token import put_sink_token
 from regard.models.standalone import remove_code
 
 _OUTPUT_CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -113,7 +114,7 @@ class RegardModel(RegardPreTrainedModel):
         self.norm = RMSNorm(width, config.rms_norm_eps) if config.norm == "pre" else None
         self.gradient_checkpointing = False
         if self.sink_token is not None:
-            self.register_forward_pre_hook(_with_sink_token, with_kwargs=True)
+            self.register_forward_pre_hook(put_sink_token, with_kwargs=True)
         self.post_init()
 
     @can_return_tuple  # type: ignore[untyped-decorator]
@@ -200,14 +201,18 @@ class RegardModel(RegardPreTrainedModel):
         """Return whether positions start again within a row; False while a graph is traced, which does not know."""
         if position_ids is None or torch.compiler.is_compiling():
             return False
-        return bool((position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) <= 0).any())
+        return bool(self._find_breaks(position_ids).any())
+
+    def _find_breaks(self, position_ids: Tensor) -> Tensor:
+        """Return behind which tokens positions start again, (batch, token − 1), without a sink token."""
+        return position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) <= 0
 
     def _packing_mask(self, position_ids: Tensor | None) -> Tensor | None:
         """Return which tokens are of one sequence, (batch, 1, query, key); None if no position ids start again."""
         compiling, unpacked = torch.compiler.is_compiling(), self.spec.sink_token or self.spec.prefix
         if position_ids is None or (compiling and unpacked):
             return None
-        breaks = position_ids[:, int(self.spec.sink_token) :].diff(dim=-1) <= 0
+        breaks = self._find_breaks(position_ids)
         if not compiling and not bool(breaks.any()):
             return None
         if unpacked:
@@ -269,47 +274,6 @@ def _refuse_reentrant(layer: nn.Module) -> None:
     options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
     if getattr(layer, "gradient_checkpointing", False) and options.get("use_reentrant"):
         raise UserError("gradient checkpointing: expected use_reentrant=False with value_residual, got True")
-
-
-def _with_sink_token(model: RegardModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a forward with the sink token in front of the first real token of each row."""
-    others = kwargs | dict(zip(_ORDER, args, strict=False))
-    ids, mask, positions, past, stream, cache = (others.pop(name, None) for name in (*_ORDER[:-1], "cache"))
-    cache = cache if past is None else past
-    if isinstance(cache, StaticCache):
-        raise UserError("cache: expected one that grows beside a sink token, which `generate` makes no room for")
-    if mask is not None and mask.ndim != 2:
-        raise UserError(f"attention_mask: expected (batch, token) beside a sink token, got {mask.ndim} dimensions")
-    stream = model.embed_tokens(ids) if stream is None else stream
-    started = cache is not None and int(cache.get_seq_length()) > 0
-    start = None
-    if mask is not None:
-        start = mask.int().argmax(-1, keepdim=True)
-        mask = torch.nn.functional.pad(mask, (1, 0)).scatter(1, start, 1)
-    if positions is not None:
-        positions = positions + 1
-        positions = positions if started else torch.nn.functional.pad(positions, (1, 0))
-        if start is not None and not started:
-            positions = positions.expand(start.shape[0], -1).scatter(1, start, 0)
-    if not started:
-        stream = _in_front(model.sink_token, stream, start)
-    inputs = {"inputs_embeds": stream, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
-    return (), others | inputs | {"drop_first": not started}
-
-
-_ORDER = ("input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache")
-
-
-def _in_front(token: Tensor | None, stream: Tensor, start: Tensor | None) -> Tensor:
-    """Return the embeddings with one more before column `start` of each row."""
-    assert token is not None
-    longer = torch.cat([token.to(stream.dtype).expand(stream.shape[0], 1, -1), stream], dim=1)
-    if start is None:
-        return longer
-    columns = torch.arange(longer.shape[1], device=stream.device)
-    before, at = (columns < start)[..., None], (columns == start)[..., None]
-    padded = torch.nn.functional.pad(stream, (0, 0, 0, 1))
-    return torch.where(before, padded, torch.where(at, token.to(stream.dtype), longer))
 
 
 class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
