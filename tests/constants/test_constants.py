@@ -371,13 +371,13 @@ def small_bart() -> BartForConditionalGeneration:
 
 
 def test_a_decoder_reads_its_labels_behind_a_start_token() -> None:
-    """Its inputs are the labels, shifted by one; it does not see those that are ignored."""
+    """Its inputs are the labels, shifted by one; it sees neither those that are ignored nor a row's last label."""
     model = small_bart()
     ids = torch.randint(4, 60, (2, 6))
     labels = torch.tensor([[7, 8, 9, 10, 11], [12, 13, -100, -100, -100]])
     start, pad = model.config.decoder_start_token_id, model.config.pad_token_id
     decoder_ids = torch.tensor([[start, 7, 8, 9, 10], [start, 12, 13, pad, pad]])
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])
     read = {"decoder_input_ids": decoder_ids, "decoder_attention_mask": mask}
     averages = [average_attention(model, [{"input_ids": ids} | more], 6) for more in ({"labels": labels}, read)]
     assert_same(*averages)

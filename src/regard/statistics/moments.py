@@ -106,8 +106,6 @@ def _moments_of(
     values: Float64[Tensor, "sample ..."], present: Bool[Tensor, "sample ..."] | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return count, mean and sum of squared deviations of each entry over samples."""
-    if present is not None and present.device.type == "cpu" and bool(present.all()):  # a GPU would wait for it
-        present = None
     if present is None and len(values):
         mean = values.sum(0) / len(values)
         deviation = (values - mean).square_().sum(0)

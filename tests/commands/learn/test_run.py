@@ -539,24 +539,24 @@ def test_what_cannot_be(said: dict[str, Any], told: str, tmp_path: Path) -> None
     assert "\n" not in str(raised.value)
 
 
-def test_a_named_model_is_refused_before_rows_are_read_and_an_encoder_after_those_of_one_seed(
+def test_a_named_model_is_refused_before_rows_are_read_again_for_other_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
     module = importlib.import_module("regard.commands.learn.run")
     plain = module._read_stream
     monkeypatch.setattr(module, "_read_stream", lambda run, own: read.append(run.seed) or plain(run, own))
-    with pytest.raises(UserError, match=r"^model: expected config\.json in the folder"):
-        learn("answers.jsonl", "finetune", tmp_path, seeds=[1, 2])
-    assert read == []
     rows = [{"task": "a", "text": f"one {row}", "answer": f"two {row}"} for row in range(20)]
     (tmp_path / "answers.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    with pytest.raises(UserError, match=r"^model: expected config\.json in the folder"):
+        learn(tmp_path / "answers.jsonl", "finetune", tmp_path, seeds=[1, 2])
+    assert read == [1]
     model = loaded()
     model.model.save_pretrained(tmp_path / "model")
     model.tokenizer.save_pretrained(tmp_path / "model")
     with pytest.raises(UserError, match=r"^model: expected one that writes text, got .*an encoder"):
-        learn(tmp_path / "answers.jsonl", "finetune", tmp_path / "model", seeds=[1, 2])
-    assert read == [1]
+        learn(tmp_path / "answers.jsonl", "finetune", tmp_path / "model", seeds=[3, 4])
+    assert read == [1, 3]
 
 
 def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:

@@ -155,12 +155,11 @@ def learn(  # noqa: D417 - the options are described in the configuration
         processes.naming_lost_rank(),
         open_work_dir(work_dir, command="learn", parts=PARTS, products=PRODUCTS, resume=resume, keep=True) as work,
     ):
-        check_named_model(config, model, text=False)
         first_stream = _read_stream(configs[0], own_stream)
+        config.warn_of_idle(*(() if first_stream.text else (CLASSES,)))
         check_named_model(config, model, text=first_stream.text)  # before rows are read again for other seeds
         streams = {run.seed: _read_stream(run, own_stream) for run in configs[len(by_method) :: len(by_method)]}
         streams = {configs[0].seed: first_stream, **streams}
-        config.warn_of_idle(*(() if first_stream.text else (CLASSES,)))
         loaded = load_model(config, model, tokenizer, text=first_stream.text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
