@@ -184,6 +184,57 @@ def test_a_watch_says_whether_attention_was_compared() -> None:
     assert unknown.verified is False
 
 
+def speech() -> Any:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"conv_dim": (8,), "conv_stride": (4,), "conv_kernel": (8,), "num_feat_extract_layers": 1}
+    positions = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    return transformers.Wav2Vec2Model(transformers.Wav2Vec2Config(**SMALL | sizes | positions)).eval()
+
+
+def test_a_model_of_sound_is_compared_by_a_batch_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sounds = speech(), {"input_values": torch.randn(1, 60, generator=torch.Generator().manual_seed(0))}
+    state = torch.get_rng_state()
+    with watching(model, "column_mass") as without:
+        pass
+    with watching(model, "column_mass", example_inputs=sounds) as watch:
+        pass
+    assert [without.verified, watch.verified] == [False, True]
+    assert watch.samples == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    monkeypatch.setattr(fidelity, "_VERIFIED", set())
+    misread(monkeypatch, scale=0.01)
+    wrong = watching(model, "column_mass", example_inputs=sounds)
+    with pytest.raises(UserError, match=r"cannot observe Wav2Vec2Model: encoder\.layers\.0\.attention returns"), wrong:
+        pass
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        ({"example_inputs": torch.zeros(1, 60)}, "example_inputs: expected a batch of the model's inputs, by argument"),
+        ({"example_inputs": {"input_values": torch.zeros(1, 60)}, "part": "encoder"}, "example_inputs: expected none"),
+    ],
+)
+def test_an_example_that_is_none_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError, match=told), watching(speech(), "column_mass", **given):
+        pass
+
+
+class Drawing(transformers.LlamaModel):
+    """A model that adds noise to what it reads."""
+
+    def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
+        embeddings = self.embed_tokens(input_ids)
+        return super().forward(inputs_embeds=embeddings + torch.randn_like(embeddings), **kwargs)
+
+
+def test_a_model_that_draws_numbers_is_compared() -> None:
+    torch.manual_seed(0)
+    with watching(Drawing(transformers.LlamaConfig(**SMALL)).eval(), "column_mass") as watch:
+        pass
+    assert watch.verified is True
+
+
 def test_what_is_no_number_in_the_model_itself_is_left_to_the_measurement() -> None:
     expected = torch.tensor([1.0, float("nan"), 2.0])
     assert fidelity._distance(expected, torch.tensor([1.0, 5.0, 2.0]), None) == 0

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import FEW_TOKENS, evaluation_mode, refusing, shorten_error, smallest_input
+from regard.hooks.layers import FEW_TOKENS, evaluation_mode, read_example, refusing, shorten_error, smallest_input
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER, find_configs, function_of_user
@@ -57,35 +57,41 @@ class _Tracer(Observer):
         return None
 
 
-def verify_routing(model: nn.Module) -> bool | None:
+def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = None) -> bool | None:
     """Compare a model's attention layers inside a block with those outside, in small forwards.
 
-    A few tokens, or one image, are read with and without a mask; where a model does not take so few, some more. This is
-    done once for each configuration, and each time if a user has registered its attention function; models that take
-    neither, that are no Hugging Face models, or that go through Regard anyway are not compared.
+    A few tokens, or one image, are read with and without a mask; where a model does not take so few, some more. A model
+    that takes neither, as those of sound, reads `example_inputs` instead. This is done once for each configuration, and
+    each time if a user has registered its attention function; models that are no Hugging Face models, or that go
+    through Regard anyway, are not compared.
 
     Returns:
-        Whether they are equal: False if it does not take such inputs, None if there is nothing to compare.
+        Whether they are equal: False if it takes none of these inputs, None if there is nothing to compare.
 
     Raises:
-        UserError: A layer returns something else.
+        UserError: A layer returns something else, or the example is no batch of inputs.
     """
+    examples = [] if example_inputs is None else [read_example(model, example_inputs)]
     key, is_known = _key(model), not _has_own_attention(model)
     if key is None:
         return None
     if key in _VERIFIED and is_known:
         return True
     with evaluation_mode(model):
-        is_compared = any(_compare(model, tokens, is_known=is_known) for tokens in NUM_TOKENS)
+        every = (*(_small_inputs(model, tokens) for tokens in NUM_TOKENS), examples)
+        is_compared = any(_compare(model, inputs, is_known=is_known) for inputs in every)
     if is_compared and is_known:
         _VERIFIED.add(key)
     return is_compared
 
 
-def _compare(model: nn.Module, tokens: int, *, is_known: bool) -> bool:
-    """Compare forwards of so many tokens. Return whether the model takes them; UserError if it differs."""
+def _compare(model: nn.Module, forwards: Iterable[Mapping[str, Any]], *, is_known: bool) -> bool:
+    """Compare forwards, up to one whose inputs the model does not take. Return whether it took any.
+
+    UserError if one differs.
+    """
     tracer, is_compared = _Tracer(), False
-    for inputs in _small_inputs(model, tokens):
+    for inputs in forwards:
         own_passes = _own_passes(model, inputs)
         own = next(own_passes, None)
         if own is None:
@@ -183,8 +189,12 @@ def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
 
 
 def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
-    """Run a forward, and note what goes into and out of the modules that have attention by their names."""
+    """Run a forward, and note what goes into and out of the modules that have attention by their names.
+
+    Every one draws the same random numbers.
+    """
     result = _Pass()
+    torch.manual_seed(0)
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         read = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)

@@ -238,15 +238,20 @@ def _needs_inputs(model: Any, error: Exception) -> NeedsInputs:
 
 def _run_example(model: Any, inputs: Any) -> None:
     """Run a forward of a user's batch. Raise a UserError if the model does not take it."""
+    moved = read_example(model, inputs)
+    problem = f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}"
+    with refusing(lambda error: UserError(f"{problem}: {shorten_error(error)}")):
+        model(**moved)
+
+
+def read_example(model: Any, inputs: Any) -> dict[str, Any]:
+    """Return a user's batch on the device of a model. Raise a UserError if it is none."""
     if not isinstance(inputs, Mapping) or not inputs:
         raise UserError(
             f"example_inputs: expected a batch of the model's inputs, by argument; got {type(inputs).__name__}"
         )
     device = first_device(model)
-    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    problem = f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}"
-    with refusing(lambda error: UserError(f"{problem}: {shorten_error(error)}")):
-        model(**moved)
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 def smallest_input(model: Any, tokens: int = FEW_TOKENS) -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
+from regard.errors import UserError
 from regard.hooks.fidelity import verify_routing
 from regard.hooks.generation import check_generation
 from regard.hooks.module_tree import unchanged_modules
@@ -26,6 +27,7 @@ def watching(
     layers: int | Sequence[int] | None = None,
     part: str | None = None,
     verify: bool = True,
+    example_inputs: Mapping[str, Any] | None = None,
 ) -> Iterator[Watch]:
     """Measure every forward and `generate` of a model inside the block.
 
@@ -39,6 +41,8 @@ def watching(
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.
             `Watch.verified` says whether it could be done.
+        example_inputs: A batch of the model's inputs, by argument, in which layers are compared if the model takes
+            neither a few tokens nor one image alone, as those of sound. Not with `part`.
 
     Yields:
         The `Watch` that holds the statistics.
@@ -47,6 +51,8 @@ def watching(
         UserError: The attention of the model cannot be reached, or is another inside the block; a forward cannot be
             observed (beam search, assisted generation); or another thread is inside a block on this model.
     """
+    if part is not None and example_inputs is not None:
+        raise UserError("example_inputs: expected none beside part, which reads what the rest of the model makes of it")
     with naming_other_parts(model, part), ExitStack() as outer:
         with ExitStack() as stack:
             with unchanged_modules():
@@ -57,7 +63,7 @@ def watching(
                 outer.callback(watch.let_go)
                 within = None if part is None else next(iter(watch.stacks.values())).stack.module
                 if verify:
-                    watch.verified = verify_routing(model if within is None else within)
+                    watch.verified = verify_routing(model if within is None else within, example_inputs)
                 stack.enter_context(check_generation(model))
                 stack.callback(watch.drop_unfinished)
                 options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}

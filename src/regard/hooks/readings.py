@@ -30,7 +30,8 @@ class Readings(Display):
         self.statistics, self.seconds = statistics, dict.fromkeys(statistics, 0.0)
         self.verified: bool | None = None
         """Whether the attention of the model was compared with its own: False if it takes neither tokens nor an image
-        alone, None if nothing was to be compared (`verify=False`, another block around it, no Hugging Face model)."""
+        alone, and no `example_inputs` were given; None if nothing was to be compared (`verify=False`, another block
+        around it, no Hugging Face model)."""
         self.turns: AbstractContextManager[Any] = nullcontext()
         """Keeps the forwards of other threads out, where these are observed as well."""
         self._counted: dict[int, Tensor] = {}

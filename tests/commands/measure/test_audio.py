@@ -46,6 +46,7 @@ def test_an_encoder_has_the_columns_of_its_eager_weights(folder: Path) -> None:
     with torch.no_grad():
         weights = model(values.double(), output_attentions=True).attentions
     result = regard.measure(model, processor, audio=sounds, statistics="column_mass", batch_size=2)
+    assert result.metadata["verified"] is True
     mass = torch.stack(weights).mean(-2).mean(1)  # layer, head, key
     frame = result.frame("column_mass").dropna(subset=["layer", "head", "position"])
     assert len(frame) == mass.numel()

@@ -1,6 +1,7 @@
 """Images, sounds and videos in the place of text: which are measured, and how a model reads them."""
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -104,6 +105,13 @@ def media_inputs(loaded: models.Loaded, media: Media, indices: Sequence[int], co
     clips = [media.read(index, rate) for index in indices]
     _check_lengths(getattr(loaded.processor, "feature_extractor", loaded.processor), max(map(len, clips)), rate)
     return audio_inputs(loaded, clips, prompt)
+
+
+def example_of(loaded: models.Loaded, media: Media, config: MeasureConfig) -> dict[str, Any]:
+    """Return the arguments of a forward over the first of the media, of which nothing is told yet."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return media_inputs(loaded, media, [0], config)
 
 
 def _num_frames(loaded: models.Loaded, config: MeasureConfig) -> int | None:

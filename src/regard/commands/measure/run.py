@@ -18,6 +18,7 @@ from regard.commands.measure.media import (
     Media,
     check_shortest,
     describe_media,
+    example_of,
     kind_of,
     load_for,
     media_inputs,
@@ -121,7 +122,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
         sources, batch_size, num_samples = _choose_samples(loaded, media, texts, config)
         _check_shares(loaded.model, num_samples)
         selected, verify = make_statistics(config, loaded, media), not config.skip_verification
-        observing = watching(loaded.model, selected, layers=config.layer_ids, part=config.part, verify=verify)
+        options: dict[str, Any] = {"layers": config.layer_ids, "part": config.part, "verify": verify}
+        example = None if media is None or config.part or not verify else example_of(loaded, media, config)
+        observing = watching(loaded.model, selected, **options, example_inputs=example)
         with eval_no_grad(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
