@@ -22,6 +22,7 @@ SHOWN = (
     "kv-bias",
     "off-by-one",
     "softpick",
+    "top-8",
     "alibi",
     "window-256",
 )
