@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard.attention import blockwise as by_blocks
 from regard.attention import reference
@@ -181,6 +182,37 @@ def test_dropout_has_the_gradient_of_what_it_drew() -> None:
     many = torch.stack([sparse(replace(call, dropout=0.5), operation).detach() for _ in range(100)]).mean(0)
     plain = sparse(call, operation)
     assert (many - plain).norm() <= 0.2 * plain.norm()
+
+
+def test_inference_mode_has_the_output_of_a_forward_without_gradients() -> None:
+    call = made(1, 2, 2, 64, width=8)
+    expected = reference.operation_output(call, Operation(top_k=4)).detach()
+    with torch.inference_mode():
+        torch.testing.assert_close(sparse(call, Operation(top_k=4)), expected)
+
+
+def test_checkpointing_computes_again_in_the_backward_pass_alone() -> None:
+    call, operation, runs = made(1, 2, 2, 64, width=8), Operation(top_k=4), []
+
+    def output(query: Tensor) -> Tensor:
+        runs.append(torch._C._current_graph_task_id())  # −1 outside of backward passes
+        return sparse(replace(call, query=query * 1.0), operation)
+
+    (found,) = torch.autograd.grad(checkpoint(output, call.query, use_reentrant=False).sum(), call.query)
+    (expected,) = torch.autograd.grad(reference.operation_output(call, operation).sum(), call.query)
+    torch.testing.assert_close(found, expected)
+    assert [run >= 0 for run in runs] == [False, True]
+
+
+def test_gradients_of_several_outputs_at_once_are_those_of_each() -> None:
+    call, operation = made(1, 2, 2, 24, width=4), Operation(top_k=3)
+    directions = torch.randn(3, 1, 4, 24, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    inputs = (call.query, call.key, call.value)
+    found = torch.autograd.grad(sparse(call, operation), inputs, directions, is_grads_batched=True)
+    for index, direction in enumerate(directions):
+        expected = torch.autograd.grad(reference.operation_output(call, operation), inputs, direction)
+        for several, one in zip(found, expected, strict=True):
+            torch.testing.assert_close(several[index], one)
 
 
 def test_no_matrix_is_made() -> None:

@@ -28,6 +28,11 @@ FOLD = 8
 SCORES_A_NUMBER = 64
 """`torch.topk` is quick itself for rows of at least so many scores for each that it returns."""
 
+_WEIGHT_GRADIENT = torch.ops.aten._embedding_bag_per_sample_weights_backward
+"""Called as it is: a nested backward pass fails in inference mode, and starts what checkpointing recomputes."""
+_SUM = 0
+"""The number of the mode `sum` of an embedding bag."""
+
 
 def supports_sparse(call: AttentionCall, operation: Operation) -> bool:
     """Return whether a call of several queries weighs few pairs, and nothing shifts its scores.
@@ -68,10 +73,11 @@ class _Pairs:
         self, queries: Float[Tensor, "query width"], keys: Float[Tensor, "key width"]
     ) -> Float[Tensor, "query number"]:
         """Return q_i · k_j: the gradient by its weights of a sum of keys, where q_i is that of the sum."""
-        with torch.enable_grad():
-            weights = queries.new_zeros(self.keys.shape, requires_grad=True)
-            (products,) = torch.autograd.grad(self.sum_keys(weights, keys), weights, queries)
-        return products
+        count, number = self.keys.shape
+        bags = torch.arange(count, device=self.keys.device)
+        bag_of_pair = bags.repeat_interleave(number)
+        products: Tensor = _WEIGHT_GRADIENT(queries, keys, self.keys.flatten(), bags * number, bag_of_pair, _SUM)
+        return products.view_as(self.keys)
 
     def sum_keys(
         self, weights: Float[Tensor, "query number"], keys: Float[Tensor, "key width"]
@@ -84,7 +90,7 @@ class _Pairs:
     ) -> Float[Tensor, "key width"]:
         """Return Σ_i w_ij q_i of each key."""
         order, starts = self._by_key
-        rows, weights = order.div(self.keys.shape[1], rounding_mode="floor"), weights.flatten()[order]
+        rows, weights = order.div(self.keys.shape[1], rounding_mode="floor"), weights.reshape(-1)[order]
         return embedding_bag(rows, queries, starts, per_sample_weights=weights, mode="sum")
 
     @cached_property
