@@ -173,3 +173,19 @@ def test_without_the_kernels_for_cpus_the_others_serve(
     monkeypatch.setattr(fused, "_by_normalizer", refused)
     call, operation, leaves = drawn(4, shares=shares, **learned)
     assert_defined(fused.fused(call, operation), call, operation, leaves)
+
+
+@pytest.mark.parametrize("learned", [{"sink": ""}, {"extra_key": "own", "extra_value": "own"}])
+def test_gradients_of_several_outputs_at_once_are_those_of_each(learned: dict[str, str]) -> None:
+    call, operation, leaves = drawn(5, **learned)
+    onto = torch.randn(3, 2, 2, 9, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = torch.autograd.grad(fused.fused(call, operation), leaves, onto, is_grads_batched=True)
+    for index, each in enumerate(onto):
+        expected = torch.autograd.grad(reference.operation_output(call, operation), leaves, each)
+        for several, one in zip(found, expected, strict=True):
+            torch.testing.assert_close(several[index], one)
+
+
+def test_a_batch_without_rows_has_an_output_without_rows() -> None:
+    call, operation, _ = drawn(5, extra_key="own")
+    assert fused.fused(call.select_samples(slice(0)), operation).shape == (0, 2, 9, 4)

@@ -78,7 +78,7 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
         with torch.autocast(call.query.device.type, enabled=False):
             key = operation.extra_key.to(acc_dtype).expand(call.query.shape[1], -1)
             scores = torch.bmm(_rows_by_head(call.query.to(acc_dtype)), key[:, :, None] * call.scale)
-            return scores.view(len(key), len(call.query), -1).transpose(0, 1)
+            return scores.view(len(key), *call.query.shape[::2]).transpose(0, 1)
     logits = call.sink_logits
     return None if logits is None else (logits.to(acc_dtype) - operation.shift).expand(*call.query.shape[:3])
 
@@ -87,7 +87,7 @@ def _rows_by_head(
     rows: Float[Tensor, "batch head query width"],
 ) -> Float[Tensor, "head rows width"]:
     """Put the rows of all samples below each other; a view where heads stand beside each other in memory."""
-    return rows.transpose(1, 2).flatten(0, 1).transpose(0, 1)
+    return rows.transpose(1, 2).reshape(-1, rows.shape[1], rows.shape[-1]).transpose(0, 1)
 
 
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
@@ -132,7 +132,7 @@ class _FlashAttention(torch.autograd.Function):
         if extra is None:
             column_grad = (grad * output).sum(-1).neg_()
         else:
-            column_grad = (extra[:, None] - output).mul_(grad).sum(-1)
+            column_grad = ((extra[:, None] - output) * grad).sum(-1)
             extra_grad = torch.bmm(share.transpose(0, 1).reshape(len(extra), 1, -1), _rows_by_head(grad))[:, 0]
         return (*input_grads, None, column_grad.mul_(share), extra_grad, None)
 
