@@ -46,6 +46,7 @@ class FrozenModelNetwork(Network):
     """A frozen model with a pool of adapters, `count` of them in use, and a head that is trained if it has weights."""
 
     needs_wrapper = True
+    trains_model = False
     no_lora_reason: ClassVar[str]
     count: Tensor
 

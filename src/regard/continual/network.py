@@ -30,11 +30,13 @@ def trim_inputs(rows: dict[str, Tensor]) -> dict[str, Tensor]:
 class Network(nn.Module):
     """A classifier or `Generator`, as methods train it, with all weights for `tasks` tasks; new ones drawn from `seed`.
 
-    `needs_wrapper`: whether the classifier alone does not answer as the network does. `known_answers`: of rows that are
-    scored time and again, if `answering` tells what they depend on.
+    `needs_wrapper`: whether the classifier alone does not answer as the network does. `trains_model`: whether the
+    model's own weights are trained, those that require gradients. `known_answers`: of rows that are scored time and
+    again, if `answering` tells what they depend on.
     """
 
     needs_wrapper: ClassVar[bool] = False
+    trains_model: ClassVar[bool] = True
     known_answers: KnownAnswers | None = None
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:

@@ -30,6 +30,7 @@ from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
+from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
 from tests.training.test_loop_processes import free_port
 
@@ -563,9 +564,14 @@ def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:
     model = loaded()
     model.model.requires_grad_(False)
     fields = {**FIELDS, "num_epochs": 1, "diagnostic_samples": 0}
-    with pytest.warns(UserWarning, match=r"model: expected weights that require gradients, .* so prescale can train"):
-        learn(stream(), "probe,prescale,sequential-lora", model, **fields)
-    learn(stream(), "probe,sequential-lora", model, **fields)
+    with pytest.warns(UserWarning, match=r"require gradients, .* so prescale, mbpa\+\+ can train a new head alone"):
+        learn(stream(), "probe,prescale,sequential-lora,mbpa++", model, **fields)
+    learn(stream(), "probe,sequential-lora,separate", model, **fields)  # separate with adapters, as a reference
+    writer = small_text_tasks.loaded()
+    writer.model.requires_grad_(False)
+    with pytest.raises(UserError, match=r"^model: .* so finetune can train nothing; model\.requires_grad_\(True\)"):
+        learn(small_text_tasks.stream(4), "sapt,finetune", writer, **fields)
+    learn(small_text_tasks.stream(4), "sequential-lora", writer, **fields)
 
 
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])

@@ -1,10 +1,13 @@
 """The model that a run of `regard learn` begins with, by its name or as it is given in Python."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from regard.commands.learn.config import LearnConfig, split_methods
+from torch import nn
+
+from regard.commands.learn.config import LearnConfig
 from regard.continual.methods import method_named
-from regard.continual.network import Network
+from regard.continual.methods.baselines import Probe
 from regard.errors import UserError, warn_user
 from regard.models.generator import add_model_hash
 from regard.models.pretrained import Loaded, as_loaded, check_model, load
@@ -23,16 +26,22 @@ def load_model(config: LearnConfig, model: Any, tokenizer: Any, *, text: bool) -
     if config.adapter is not None:
         raise UserError("adapter: expected none with a model given in Python; pass a PeftModel, or names of both")
     call = "regard.learn(stream, method, model, tokenizer=tokenizer)"
-    loaded = add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
-    if not any(parameter.requires_grad for parameter in loaded.model.parameters()):
-        _warn_of_frozen(config)
-    return loaded
+    return add_model_hash(as_loaded(model, tokenizer, to="teach", call=call))
 
 
-def _warn_of_frozen(config: LearnConfig) -> None:
-    """Warn of methods that are to train all of a model whose weights are frozen."""
-    plain = [one for one in split_methods(config) if one.lora_rank is None]
-    names = [one.method for one in plain if method_named(one.method).Network is Network and one.method != "probe"]
+def check_trainable(model: nn.Module, configs: Sequence[LearnConfig], *, text: bool) -> None:
+    """Warn of methods without adapters that are to train a model whose weights are frozen.
+
+    Raises UserError with tasks from text to text, whose models have no new head that could be trained.
+    """
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return
+    kinds = {config.method: method_named(config.method) for config in configs}
+    names = [name for name, kind in kinds.items() if kind.Network.trains_model and kind is not Probe]
     if names:
-        what = f"the model's are frozen, so {', '.join(names)} can train a new head alone"
-        warn_user(f"model: expected weights that require gradients, {what}; model.requires_grad_(True) opens them")
+        trained = "nothing" if text else "a new head alone"
+        what = f"the model's are frozen, so {', '.join(names)} can train {trained}"
+        told = f"model: expected weights that require gradients, {what}; model.requires_grad_(True) opens them"
+        if text:
+            raise UserError(told)
+        warn_user(told)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
-from regard.commands.learn.base_model import check_named_model, load_model
+from regard.commands.learn.base_model import check_named_model, check_trainable, load_model
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
@@ -166,6 +166,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
         if finished is not None:
             finished.check_model(loaded)
         runs = _make_runs(configs, by_method, streams, loaded)
+        plain = [run.config for run in runs[: len(by_method)] if run.lora is None and run.config.lora_rank is None]
+        check_trainable(loaded.model, plain, text=first_stream.text)
         if finished is not None:
             runs = [finished.go_on(run) for run in runs]
         # Before `start` deletes an earlier state, and not after the hours of the methods before the last

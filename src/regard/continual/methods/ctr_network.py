@@ -195,6 +195,7 @@ class CtrNetwork(Network):
     """
 
     needs_wrapper = True
+    trains_model = False
     latest: Tensor
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:

@@ -108,6 +108,7 @@ class OsfNetwork(Network):
     """A model whose linear layers are held in their strong directions; the rest of it, but for its head, is frozen."""
 
     needs_wrapper = True
+    trains_model = False  # but weights of its own, which the model's are decomposed into
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: OsfConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)

@@ -57,6 +57,7 @@ class L2pNetwork(Network):
     """
 
     needs_wrapper = True
+    trains_model = False
 
     def __init__(self, classifier: Classifier, *, tasks: int, config: L2pConfig, seed: int) -> None:
         super().__init__(classifier, tasks=tasks, config=config, seed=seed)
