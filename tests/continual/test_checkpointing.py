@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
 from regard.models import heads
 from tests.continual.small_tasks import BUDGET, loaded, stream
+from tests.continual.together import made as made_small
 
 
 def learnt(method: str, monkeypatch: pytest.MonkeyPatch, **checkpointing: Any) -> dict[str, Tensor]:
@@ -21,12 +21,13 @@ def learnt(method: str, monkeypatch: pytest.MonkeyPatch, **checkpointing: Any) -
     if checkpointing:
         enable = getattr(model.model, "activation_checkpointing_enable", model.model.gradient_checkpointing_enable)
         enable(checkpointing)
-    learner = make_learner(stream(4), METHODS[method](), model, BUDGET, seed=1)
-    run_stream(learner, METHODS[method]())
+    learner = make_learner(stream(4), made_small(method), model, BUDGET, seed=1)
+    run_stream(learner, made_small(method))
     return learner.network.state_dict()
 
 
-@pytest.mark.parametrize("method", ["sapt", "o-lora", "epi"])
+@pytest.mark.every_value  # ways to hold what a forward had
+@pytest.mark.parametrize("method", ["sapt", "o-lora", "epi", "ctr"])
 def test_nothing_changes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, again = (learnt(method, monkeypatch, **options) for options in ({}, {"use_reentrant": False}))
     for name, value in plain.items():

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from regard.adapters.lora import LoraAdapters, Mixture
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.prompt_adapters import PromptAdapters
-from regard.adapters.recomputed import find_checkpointed, recomputing_with
+from regard.adapters.recomputed import find_checkpointed, keep_weights, recomputing_with
 from regard.errors import UserError
 
 
@@ -59,5 +60,5 @@ class AdapterPool:
 
         What gradient checkpointing computes again in the backward pass has them, too.
         """
-        with self.mixture.use(weights), recomputing_with(self._checkpointed, self.mixture):
+        with self.mixture.use(weights), recomputing_with(self._checkpointed, partial(keep_weights, self.mixture)):
             yield

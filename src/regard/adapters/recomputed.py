@@ -8,20 +8,35 @@ from typing import Any
 from regard.adapters.lora import Mixture, hold
 from regard.errors import UserError
 
+Keep = Callable[[], Callable[[], AbstractContextManager[None]]]
+"""Is called in a forward pass, and returns what sets for a while what that pass had."""
 
-def recompute_with(
-    function: Callable[..., Any], mixture: Mixture, alone: Callable[[], AbstractContextManager[None]]
-) -> Callable[..., Any]:
-    """Wrap a checkpointing function: the backward pass runs a part again with the weights of the forward pass.
 
-    That is outside of a call, so that it waits for those of other threads.
+def keep_weights(
+    mixture: Mixture, alone: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Callable[[], AbstractContextManager[None]]:
+    """Return what sets for a while the weights that a mixture has now.
+
+    That is outside of a call, so that it waits for those of other threads (`alone`).
     """
+    held = partial(hold, mixture, weights=mixture.weights, in_call=True, rows=mixture.rows)
+
+    @contextmanager
+    def kept() -> Iterator[None]:
+        with alone(), held():
+            yield
+
+    return kept
+
+
+def recompute_with(function: Callable[..., Any], keep: Keep) -> Callable[..., Any]:
+    """Wrap a checkpointing function: the backward pass runs a part again with what the forward pass had."""
 
     def compute(part: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        held = partial(hold, mixture, weights=mixture.weights, in_call=True, rows=mixture.rows)
+        kept = keep()
 
         def run(*arguments: Any, **named: Any) -> Any:
-            with alone(), held():
+            with kept():
                 return part(*arguments, **named)
 
         return function(run, *args, **options)
@@ -35,8 +50,8 @@ def find_checkpointed(model: Any) -> list[Any]:
 
 
 @contextmanager
-def recomputing_with(parts: Sequence[Any], mixture: Mixture) -> Iterator[None]:
-    """Let parts that checkpointing computes again have the weights that the mixture has now. Raises UserError."""
+def recomputing_with(parts: Sequence[Any], keep: Keep) -> Iterator[None]:
+    """Let parts that checkpointing computes again have what `keep` keeps in this forward pass. Raises UserError."""
     patched = [
         (part, part._gradient_checkpointing_func) for part in parts if part.gradient_checkpointing and part.training
     ]
@@ -44,7 +59,7 @@ def recomputing_with(parts: Sequence[Any], mixture: Mixture) -> Iterator[None]:
         raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
     try:
         for part, function in patched:
-            part._gradient_checkpointing_func = recompute_with(function, mixture, nullcontext)
+            part._gradient_checkpointing_func = recompute_with(function, keep)
         yield
     finally:
         for part, function in patched:

@@ -16,7 +16,7 @@ from regard.adapters.answers import KEPT, MARKS, answer_labels, are_told
 from regard.adapters.known_vectors import KnownVectors
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
-from regard.adapters.recomputed import recompute_with
+from regard.adapters.recomputed import find_checkpointed, keep_weights, recompute_with
 from regard.adapters.routers import Router
 from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed, special_tokens
 from regard.attention.tracing import break_graph, is_traced
@@ -88,7 +88,7 @@ class Routing:
         self._forcing: threading.Thread | None = None
         self._calls: list[_Call] = []
         self._patched: list[tuple[Any, Any]] = []
-        self._checkpointed: list[Any] = [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
+        self._checkpointed = find_checkpointed(model)
         self._special = special_tokens(model)
         self._modalities = TokenModalities.of(model, ())
         self.reader, self.two_parts = find_reader(model)
@@ -388,6 +388,7 @@ class Routing:
 
     def _patch_checkpointing(self) -> None:
         """Make gradient checkpointing run forward passes again with the current weights."""
+        keep = partial(keep_weights, self.mixture, self.alone)
         for module in self._checkpointed:
             if not (module.gradient_checkpointing and module.training):
                 continue
@@ -395,4 +396,4 @@ class Routing:
             if getattr(function, "keywords", {}).get("use_reentrant"):
                 raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
             self._patched.append((module, function))
-            module._gradient_checkpointing_func = recompute_with(function, self.mixture, self.alone)
+            module._gradient_checkpointing_func = recompute_with(function, keep)

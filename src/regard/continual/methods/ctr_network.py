@@ -1,11 +1,15 @@
 """What CTR trains: plug-ins behind the layers of a frozen encoder, of shared capsules and neurons of each task."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from regard.adapters.lora import hold
+from regard.adapters.recomputed import find_checkpointed, recomputing_with
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
@@ -211,6 +215,7 @@ class CtrNetwork(Network):
             self.plugins = nn.ModuleList(Plugin(layer.out_features, tasks, config).to(layer.weight) for layer in layers)
         self.register_buffer("latest", torch.zeros((), dtype=torch.long))
         self.slope: float = config.max_slope
+        self._checkpointed = find_checkpointed(classifier.encoder)
         self._rows: dict[str, Tensor] | None = None
         self._site: PluginInput | None = None
         classifier.encoder.register_forward_pre_hook(self._enter, with_kwargs=True)
@@ -220,9 +225,13 @@ class CtrNetwork(Network):
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         self._rows = rows
         try:
-            return super().forward(rows)
+            with recomputing_with(self._checkpointed, self._keep_site):
+                return super().forward(rows)
         finally:
             self._rows = self._site = None
+
+    def _keep_site(self) -> Callable[[], AbstractContextManager[None]]:
+        return partial(hold, self, _site=self._site)
 
     def _enter(self, encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note of which tasks the rows of a forward are, and which tokens are real."""
