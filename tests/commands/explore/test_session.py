@@ -220,6 +220,9 @@ def test_averages_come_from_a_file_and_serve_what_they_serve(tmp_path: Path) -> 
         ask(session, " ".join(["cat"] * 12), decoder_1_0="average")
     with pytest.raises(UserError, match="--constants FILE"):
         ask(Session(opened(name), None, 64), decoder_1_0="average")
+    held = regard.average_attention(model, [ids], ids.shape[1], layout="paper", separators=(0, 6))
+    with pytest.raises(UserError, match="layout paper; `regard replace --special-token-layout natural` makes"):
+        Session(opened(name), held.save(tmp_path / "held"), 64)
     of_another = regard.average_attention(make("mask"), [ids], length=8).save(tmp_path / "of another")
     with pytest.raises(UserError, match=r"constants: expected .*, got those of one with type"):
         Session(opened(name), of_another, 64)

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--constants",
         type=Path,
         metavar="FILE",
-        help="averages to use for heads: constants.safetensors of `regard replace`",
+        help="averages to use for heads: constants.safetensors of `regard replace --special-token-layout natural`",
     )
     parser.add_argument("--length", default="256", metavar="N", help="tokens of a text that are read (default: 256)")
     parser.add_argument(

@@ -100,7 +100,10 @@ class Session:
         self.stages, self.length = stages, length
         self.constants = None if constants is None else Constants.load(constants)
         if self.constants is not None and self.constants.has_fixed_columns:
-            raise UserError("constants: expected averages of the layout natural, got those of the layout paper")
+            raise UserError(
+                "constants: expected averages of the layout natural, got those of the layout paper; `regard replace "
+                "--special-token-layout natural` makes such"
+            )
         self._plain = lru_cache(maxsize=8)(self._predict_plain)
         stage = stages.get(len(stages.names) - 1)
         if self.constants is not None:
