@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
+from regard.commands.measure.key_figures import key_figures
 from regard.commands.measure.terminal import measure_summary as summary
-from regard.commands.measure.words import key_figures
 from regard.errors import UserError
 from regard.report.arrays import measures
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.commands.measure.words import NO_TOKEN, key_figures, top_tokens
+from regard.commands.measure.key_figures import NO_TOKEN, key_figures, top_tokens
 from regard.report import labels
 from regard.report.arrays import Block, Floats, Labels, Measure, measures, nanmean
 from regard.report.labels import format_value, join, run_time

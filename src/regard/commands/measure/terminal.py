@@ -10,7 +10,7 @@ import pandas as pd
 from rich.console import Group
 from rich.text import Text
 
-from regard.commands.measure.words import NORMS, SINKS, several_sites, strongest, top_tokens
+from regard.commands.measure.key_figures import NORMS, SINKS, several_sites, strongest, top_tokens
 from regard.report import colors, labels
 from regard.report.arrays import Block, Measure, heads, measures, nanmean
 from regard.report.terminal import WIDTH, shorten, sparkline, summary, wrap_line
