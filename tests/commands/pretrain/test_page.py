@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from regard.commands.pretrain.page import pretrain_page
-from regard.commands.pretrain.words import pretrain_summary
+from regard.commands.pretrain.terminal import pretrain_summary
 from regard.report.labels import format_count, format_duration
 from regard.report.panels import MOST, line, thin_indices
 from tests.commands.pretrain import pretrain_run

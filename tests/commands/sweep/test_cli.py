@@ -34,7 +34,7 @@ def regard_sweep(
 ) -> Callable[..., tuple[str, str]]:
     """`regard sweep fake …` in an empty folder: what it says on standard output and error; raises its UserError."""
     monkeypatch.setitem(sweeps.COMMANDS, "fake", lambda: FAKE)
-    monkeypatch.setattr("regard.commands.sweep.words.sweep_summary", summary)
+    monkeypatch.setattr("regard.commands.sweep.terminal.sweep_summary", summary)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[str, str]:

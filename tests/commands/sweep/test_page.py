@@ -13,7 +13,8 @@ from rich.console import Console
 
 from regard.commands.sweep.means import Comparison, Mean, average, difference, format_mean, name_combination
 from regard.commands.sweep.page import LINES, over_seeds, sweep_page
-from regard.commands.sweep.words import format_difference, make_key_figures, sweep_summary
+from regard.commands.sweep.terminal import sweep_summary
+from regard.commands.sweep.words import format_difference, make_key_figures
 from regard.report.labels import format_signed
 from regard.runs.intervals import SeedDifference
 from tests.commands.pretrain import pretrain_run

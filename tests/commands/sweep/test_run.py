@@ -21,7 +21,7 @@ from regard.commands.learn.config import LearnConfig
 from regard.commands.pretrain.config import PretrainConfig
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
 from regard.commands.sweep.state import SweepState
-from regard.commands.sweep.words import sweep_summary
+from regard.commands.sweep.terminal import sweep_summary
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.work_dir import lock_dir

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from regard.commands.pretrain.charts import last_maps, loss_panels, sink_panels
 from regard.commands.pretrain.page import pretrain_page
-from regard.commands.pretrain.words import pretrain_summary
+from regard.commands.pretrain.terminal import pretrain_summary
 from regard.errors import UserError, check_choice
 from regard.report.drawing import draw_maps, draw_panels
 from regard.runs.model_card import ModelCard, save_with_card

@@ -1,19 +1,16 @@
-"""Sentences and key figures of a report on pre-training, and the summary for a terminal."""
+"""Sentences and key figures of a report on pre-training."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from rich.console import Group
 
-from regard.commands.pretrain.charts import at_step, symbol
+from regard.commands.pretrain.charts import symbol
 from regard.report import labels
 from regard.report.labels import format_count, format_duration, join, metadata_number
 from regard.report.page import KeyFigure
-from regard.report.panels import DOMAIN, domains, last_value, numeric_column
+from regard.report.panels import DOMAIN, domains, last_value
 from regard.report.repeats import describe_repeats
-from regard.report.terminal import plain, sparkline, summary
 
 Last = Mapping[str, float]
 
@@ -185,42 +182,3 @@ def _cost(last: Last, metadata: Mapping[str, Any]) -> list[KeyFigure]:
         note = "" if memory is None else f"peak memory {labels.number(memory, 3)} MiB"
         figures.append(KeyFigure("Time", format_duration(seconds), note))
     return figures
-
-
-NAME = 26
-
-
-def pretrain_summary(history: pd.DataFrame, sinks: pd.DataFrame, metadata: Mapping[str, Any]) -> Group:
-    """Summarize a run for a terminal of 80 columns."""
-    figures = [_line(figure.label, figure.value, figure.note) for figure in key_figures(history, metadata)]
-    blocks = [[*figures, *_strongest(sinks)], _curves(history)]
-    return summary(name(metadata), ledes(history, metadata), blocks)
-
-
-def _line(label: str, value: str, note: str) -> str:
-    label, value, note = plain(label), plain(value), plain(note)
-    return f"{label[: NAME - 1]:<{NAME}}{value:>14}" + (f"  {note}" if note else "")
-
-
-def _strongest(sinks: pd.DataFrame) -> list[str]:
-    """Find the head with the most attention on the first token at the last monitored step."""
-    by_step = at_step(sinks, "alpha")
-    if not by_step:
-        return []
-    rows = by_step[max(by_step)].dropna(subset=["layer", "head", "value"])
-    if rows.empty:
-        return []
-    best = rows.loc[rows["value"].astype("float64").idxmax()]
-    location = f"layer {int(best['layer'])}, head {int(best['head'])}"
-    return [_line("Strongest head, α₀", labels.number(float(best["value"]), 3), location)]
-
-
-def _curves(history: pd.DataFrame) -> list[str]:
-    lines = []
-    for key, name in (("loss", "loss"), ("valid_loss", "validation loss"), ("alpha_first", "mean α₀")):
-        values = numeric_column(history, key)
-        values = values[np.isfinite(values)]
-        if len(values) > 1:
-            first, last = (labels.number(float(values[i]), 3) for i in (0, -1))
-            lines.append(f"{name:<16}{first:>6} {sparkline(values)} {last}")
-    return lines

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Run the trials, print, write. Everything that can be refused is refused before one begins."""
     from regard.commands.sweep.run import find_command, sweep
-    from regard.commands.sweep.words import sweep_summary
+    from regard.commands.sweep.terminal import sweep_summary
     from regard.runs.command_line import print_summary
 
     command = find_command(args.verb)
