@@ -19,7 +19,15 @@ from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_
 from regard.errors import UserError
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import FEW_TOKENS, evaluation_mode, read_example, refusing, shorten_error, smallest_input
+from regard.hooks.layers import (
+    FEW_TOKENS,
+    eval_no_grad,
+    evaluation_mode,
+    read_example,
+    refusing,
+    shorten_error,
+    smallest_input,
+)
 from regard.hooks.module_tree import modules_of, named_modules_of
 from regard.hooks.patches import patched
 from regard.hooks.registration import EAGER, find_configs, function_of_user
@@ -77,7 +85,7 @@ def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = 
         return None
     if key in _VERIFIED and is_known:
         return True
-    with evaluation_mode(model):
+    with eval_no_grad(model):
         every = (*(_small_inputs(model, tokens) for tokens in NUM_TOKENS), examples)
         is_compared = any(_compare(model, inputs, is_known=is_known) for inputs in every)
     if is_compared and is_known:
@@ -191,10 +199,9 @@ def _own_passes(model: nn.Module, inputs: Mapping[str, Any]) -> Iterator[_Pass]:
 def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
     """Run a forward, and note what goes into and out of the modules that have attention by their names.
 
-    Every one draws the same random numbers.
+    It leaves the random state as it was, so that the next one draws the same numbers.
     """
     result = _Pass()
-    torch.manual_seed(0)
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         read = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
@@ -205,7 +212,8 @@ def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
     named = [module for path, module in named_modules_of(model) if "att" in (path + type(module).__name__).lower()]
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(named)]
     try:
-        result.output = _first_tensor(model(**inputs))
+        with evaluation_mode(model):
+            result.output = _first_tensor(model(**inputs))
     finally:
         for handle in handles:
             handle.remove()
