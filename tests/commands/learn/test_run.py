@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.identity import run_identity
 from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual.costs import AROUND
@@ -29,6 +30,7 @@ from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream
 from regard.data.streams import parse_order
 from regard.errors import UserError
+from regard.runs.work_dir import check_same_identity
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
 from tests.continual import small_text_tasks
 from tests.continual.small_tasks import loaded, stream
@@ -572,6 +574,15 @@ def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:
     with pytest.raises(UserError, match=r"^model: .* so finetune can train nothing; model\.requires_grad_\(True\)"):
         learn(small_text_tasks.stream(4), "sapt,finetune", writer, **fields)
     learn(small_text_tasks.stream(4), "sequential-lora", writer, **fields)
+
+
+def test_a_run_whose_merged_model_was_frozen_is_not_resumed_as_one_that_is_trained() -> None:
+    """Earlier versions trained a new head alone over weights that an adapter was merged into."""
+    config, frozen = LearnConfig(adapter="mine"), loaded()
+    before = run_identity(config, frozen, stream())
+    check_same_identity(before, before)
+    with pytest.raises(UserError, match=r"^cannot resume: base_of_adapter was null .* and is \"trained\" now"):
+        check_same_identity(before, run_identity(config, replace(frozen, adapter="mine"), stream()))
 
 
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])

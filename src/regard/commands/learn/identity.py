@@ -13,4 +13,5 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[st
     fields = {name: value for name, value in config.identity().items() if name not in untold}
     side = {"truncation_side": config.side} if stream.text else {}  # texts of classes are cut at their ends
     tasks = sorted(task.name for task in stream.tasks)
-    return {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks}
+    merged = {} if loaded.adapter is None else {"base_of_adapter": "trained"}  # it was frozen once
+    return {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks, **merged}
