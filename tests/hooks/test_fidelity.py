@@ -213,6 +213,10 @@ def test_a_model_of_sound_is_compared_by_a_batch_of_the_users(monkeypatch: pytes
     [
         ({"example_inputs": torch.zeros(1, 60)}, "example_inputs: expected a batch of the model's inputs, by argument"),
         ({"example_inputs": {"input_values": torch.zeros(1, 60)}, "part": "encoder"}, "example_inputs: expected none"),
+        (
+            {"example_inputs": {"input_ids": torch.ones(1, 6)}},
+            "expected a batch that Wav2Vec2Model takes, got input_ids: ",
+        ),
     ],
 )
 def test_an_example_that_is_none_is_refused(given: dict[str, Any], told: str) -> None:

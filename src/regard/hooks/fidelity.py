@@ -21,10 +21,10 @@ from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import (
     FEW_TOKENS,
-    eval_no_grad,
     evaluation_mode,
     read_example,
     refusing,
+    run_example,
     shorten_error,
     smallest_input,
 )
@@ -74,10 +74,10 @@ def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = 
     through Regard anyway, are not compared.
 
     Returns:
-        Whether they are equal: False if it takes none of these inputs, None if there is nothing to compare.
+        Whether they are equal: False if it takes neither and has no example, None if there is nothing to compare.
 
     Raises:
-        UserError: A layer returns something else, or the example is no batch of inputs.
+        UserError: A layer returns something else, or the example is no batch that the model takes.
     """
     examples = [] if example_inputs is None else [read_example(model, example_inputs)]
     key, is_known = _key(model), not _has_own_attention(model)
@@ -85,9 +85,11 @@ def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = 
         return None
     if key in _VERIFIED and is_known:
         return True
-    with eval_no_grad(model):
+    with evaluation_mode(model):
         every = (*(_small_inputs(model, tokens) for tokens in NUM_TOKENS), examples)
         is_compared = any(_compare(model, inputs, is_known=is_known) for inputs in every)
+        for example in [] if is_compared else examples:
+            run_example(model, example)  # or it says why it cannot
     if is_compared and is_known:
         _VERIFIED.add(key)
     return is_compared

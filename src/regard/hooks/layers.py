@@ -60,7 +60,7 @@ def find_attention_layers(model: nn.Module, example_inputs: Inputs = None) -> li
         if example_inputs is None:
             _run_small_forward(model)
         else:
-            _run_example(model, example_inputs)
+            run_example(model, example_inputs)
     if not tracer.layers:
         raise no_attention_interface(model)
     return tracer.layers
@@ -236,7 +236,7 @@ def _needs_inputs(model: Any, error: Exception) -> NeedsInputs:
     )
 
 
-def _run_example(model: Any, inputs: Any) -> None:
+def run_example(model: Any, inputs: Any) -> None:
     """Run a forward of a user's batch. Raise a UserError if the model does not take it."""
     moved = read_example(model, inputs)
     problem = f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}"
