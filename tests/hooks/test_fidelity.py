@@ -196,7 +196,7 @@ def test_a_model_of_sound_is_compared_by_a_batch_of_the_users(monkeypatch: pytes
     state = torch.get_rng_state()
     with watching(model, "column_mass") as without:
         pass
-    with watching(model, "column_mass", example_inputs=sounds) as watch:
+    with watching(model, "column_mass", example_inputs=lambda: sounds) as watch:
         pass
     assert [without.verified, watch.verified] == [False, True]
     assert watch.samples == 0
@@ -230,6 +230,12 @@ class Drawing(transformers.LlamaModel):
     def forward(self, input_ids: Any = None, **kwargs: Any) -> Any:
         embeddings = self.embed_tokens(input_ids)
         return super().forward(inputs_embeds=embeddings + torch.randn_like(embeddings), **kwargs)
+
+
+def test_an_example_is_not_made_where_tokens_do() -> None:
+    with watching(model_of("Llama"), "column_mass", example_inputs=lambda: pytest.fail("made")) as watch:
+        pass
+    assert watch.verified is True
 
 
 def test_a_model_that_draws_numbers_is_compared() -> None:

@@ -2,7 +2,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,6 +39,8 @@ HALF_TOLERANCE = 0.05
 """The same in half precision."""
 NUM_TOKENS = (FEW_TOKENS, 64)
 """Tokens of a small forward, and those of one of a model that takes no fewer."""
+Example = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
+"""A batch of inputs by argument, or what makes one where it is needed."""
 PADDED_TOKENS = 2
 """Padding at the end of the second row of the forward with a mask."""
 
@@ -65,7 +67,7 @@ class _Tracer(Observer):
         return None
 
 
-def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = None) -> bool | None:
+def verify_routing(model: nn.Module, example_inputs: Example | None = None) -> bool | None:
     """Compare a model's attention layers inside a block with those outside, in small forwards.
 
     A few tokens, or one image, are read with and without a mask; where a model does not take so few, some more. A model
@@ -79,17 +81,18 @@ def verify_routing(model: nn.Module, example_inputs: Mapping[str, Any] | None = 
     Raises:
         UserError: A layer returns something else, or the example is no batch that the model takes.
     """
-    examples = [] if example_inputs is None else [read_example(model, example_inputs)]
     key, is_known = _key(model), not _has_own_attention(model)
     if key is None:
         return None
     if key in _VERIFIED and is_known:
         return True
     with evaluation_mode(model):
-        every = (*(_small_inputs(model, tokens) for tokens in NUM_TOKENS), examples)
-        is_compared = any(_compare(model, inputs, is_known=is_known) for inputs in every)
-        for example in [] if is_compared else examples:
-            run_example(model, example)  # or it says why it cannot
+        is_compared = any(_compare(model, _small_inputs(model, tokens), is_known=is_known) for tokens in NUM_TOKENS)
+        if not is_compared and example_inputs is not None:
+            example = read_example(model, example_inputs() if callable(example_inputs) else example_inputs)
+            is_compared = _compare(model, [example], is_known=is_known)
+            if not is_compared:
+                run_example(model, example)  # or it says why it cannot
     if is_compared and is_known:
         _VERIFIED.add(key)
     return is_compared

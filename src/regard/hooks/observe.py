@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
 from regard.errors import UserError
-from regard.hooks.fidelity import verify_routing
+from regard.hooks.fidelity import Example, verify_routing
 from regard.hooks.generation import check_generation
 from regard.hooks.module_tree import unchanged_modules
 from regard.hooks.own_modules import warn_of_outside
@@ -27,7 +27,7 @@ def watching(
     layers: int | Sequence[int] | None = None,
     part: str | None = None,
     verify: bool = True,
-    example_inputs: Mapping[str, Any] | None = None,
+    example_inputs: Example | None = None,
 ) -> Iterator[Watch]:
     """Measure every forward and `generate` of a model inside the block.
 
@@ -41,8 +41,8 @@ def watching(
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.
             `Watch.verified` says whether it could be done.
-        example_inputs: A batch of the model's inputs, by argument, in which layers are compared if the model takes
-            neither a few tokens nor one image alone, as those of sound. Not with `part`.
+        example_inputs: A batch of the model's inputs, by argument, or a function that returns one, in which layers are
+            compared if the model takes neither a few tokens nor one image alone, as those of sound. Not with `part`.
 
     Yields:
         The `Watch` that holds the statistics.

@@ -4,6 +4,7 @@ import copy
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -123,7 +124,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         _check_shares(loaded.model, num_samples)
         selected, verify = make_statistics(config, loaded, media), not config.skip_verification
         options: dict[str, Any] = {"layers": config.layer_ids, "part": config.part, "verify": verify}
-        example = None if media is None or config.part or not verify else example_of(loaded, media, config)
+        example = None if media is None or config.part else partial(example_of, loaded, media, config)
         observing = watching(loaded.model, selected, **options, example_inputs=example)
         with eval_no_grad(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
