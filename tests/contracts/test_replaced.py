@@ -195,6 +195,16 @@ def test_classifiers_whose_inner_model_is_made_by_an_auto_class(task: str, build
             AutoModel.from_pretrained(tmp_path / "headed")
 
 
+def test_a_stack_saved_alone_is_not_read_without_what_is_replaced(tmp_path: Path) -> None:
+    """T5's stacks copy the config of the model while it is built."""
+    sizes: dict[str, Any] = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    made: Any = regard.replaced(model, "sigmoid", sites=("encoder",))
+    made.encoder.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="Unrecognized configuration class"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+
+
 def test_an_exception_on_the_way_in_leaves_the_model_as_it_was(
     build: Callable, inputs: Callable, run: Callable, families: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

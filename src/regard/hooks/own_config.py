@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
+
 
 @contextlib.contextmanager
 def of_class(config: Any, config_class: type) -> Iterator[None]:
@@ -18,3 +20,12 @@ def of_class(config: Any, config_class: type) -> Iterator[None]:
         yield
     finally:
         config.__class__ = own
+
+
+def restore_copies(model: nn.Module, entry: str) -> None:
+    """Give the class of a model's config to those that have its entry: copies made meanwhile, as in stacks of T5."""
+    own: Any = type(model.config)
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        if hasattr(config, entry):
+            config.__class__ = own

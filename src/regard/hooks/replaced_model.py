@@ -27,7 +27,7 @@ from regard.hooks.module_tree import unlike_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
-from regard.hooks.own_config import of_class
+from regard.hooks.own_config import of_class, restore_copies
 from regard.hooks.registration import EAGER, find_configs, without_masks
 from regard.hooks.replace import (
     ConstantsLike,
@@ -344,6 +344,7 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
         with of_class(config, original):
             base.__init__(self, config, *args, **options)
+        restore_copies(self, ENTRY)
         for name in getattr(config, ENTRY)["left_out"]:
             if name in self._modules:
                 setattr(self, name, None)  # such as a pooler
