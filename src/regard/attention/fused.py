@@ -51,7 +51,7 @@ def fused(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch hea
 
 def _prefix(call: AttentionCall, operation: Operation) -> Tensor:
     """Return the output of tokens that all see each other."""
-    if column_score(call, operation) is None and operation.slopes is None:
+    if operation.extra_key is None and call.sink is None and operation.slopes is None:
         return sdpa(call)
     value = operation.extra_value if operation.extra_key is not None else None
     return blockwise(call, replace(operation, extra_value=value))
@@ -83,9 +83,7 @@ def column_score(call: AttentionCall, operation: Operation) -> Float[Tensor, "ba
     return None if logits is None else (logits.to(acc_dtype) - operation.shift).expand(*call.query.shape[:3])
 
 
-def _rows_by_head(
-    rows: Float[Tensor, "batch head query width"],
-) -> Float[Tensor, "head rows width"]:
+def _rows_by_head(rows: Float[Tensor, "batch head query width"]) -> Float[Tensor, "head rows width"]:
     """Put the rows of all samples below each other; a view where heads stand beside each other in memory."""
     return rows.transpose(1, 2).reshape(-1, rows.shape[1], rows.shape[-1]).transpose(0, 1)
 

@@ -1,9 +1,9 @@
-"""The arguments of a forward, by name."""
+"""The arguments of a forward, by name, and the tensors among what it reads or returns."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -42,3 +42,9 @@ def _join_choices(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
     of_ids = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.shape == ids.shape]
     return arguments | {name: arguments[name].flatten(0, 1) for name in of_ids}
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of numbers among what a forward reads or returns."""
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else (value,)
+    return (one for one in values if isinstance(one, Tensor) and one.is_floating_point())

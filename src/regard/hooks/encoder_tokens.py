@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 from weakref import ReferenceType, ref
 
 from torch import Tensor
 
 from regard.attention.call import is_same_view, num_writes
+from regard.hooks.arguments import tensors_of
 
 
 class EncoderTokens:
@@ -29,7 +29,7 @@ class EncoderTokens:
 
     def begin(self, _module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward of the whole model."""
-        found = (self._find(states) for value in (*args, *kwargs.values()) for states in _tensors(value))
+        found = (self._find(states) for value in (*args, *kwargs.values()) for states in tensors_of(value))
         self._passed, self._latest = [tokens for tokens in found if tokens is not None], {}
 
     def end(self, *_: Any) -> None:
@@ -39,7 +39,7 @@ class EncoderTokens:
     def add(self, path: str, tokens: Tensor | None, output: Any) -> None:
         """Note that a stack has read these tokens, and what it returned."""
         self._latest[path] = self._latest.get(path, (0, None))[0] + 1, tokens
-        states = next(_tensors(output), None)
+        states = next(tensors_of(output), None)
         self._outputs = [one for one in self._outputs if one[0]() is not None]
         if tokens is not None and states is not None:
             self._outputs.append((ref(states), num_writes(states), tokens))
@@ -60,9 +60,3 @@ class EncoderTokens:
             if known is not None and is_same_view(known, states) and num_writes(states) == writes:
                 return tokens
         return None
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of numbers among what a forward reads or returns."""
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, (tuple, list)) else (value,)
-    return (one for one in values if isinstance(one, Tensor) and one.is_floating_point())

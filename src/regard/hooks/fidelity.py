@@ -17,6 +17,7 @@ from regard.attention.float64 import to_float64
 from regard.attention.reduction import ReductionRequest
 from regard.attention.registered_names import EAGER_NAME, NAME, NAMES, UNMASKED_NAME
 from regard.errors import UserError
+from regard.hooks.arguments import tensors_of
 from regard.hooks.attention_function import Observer
 from regard.hooks.intercepted import SDPA
 from regard.hooks.layers import (
@@ -210,7 +211,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         read = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
-        written = _first_tensor(output)
+        written = next(tensors_of(output), None)
         if read is not None and written is not None:
             result.calls.setdefault(module, []).append((read.detach().clone(), written.detach().clone()))
 
@@ -218,16 +219,11 @@ def _run(model: nn.Module, inputs: Mapping[str, Any]) -> _Pass:
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(named)]
     try:
         with evaluation_mode(model):
-            result.output = _first_tensor(model(**inputs))
+            result.output = next(tensors_of(model(**inputs)), None)
     finally:
         for handle in handles:
             handle.remove()
     return result
-
-
-def _first_tensor(output: Any) -> Tensor | None:
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple) else (output,)
-    return next((value for value in values if isinstance(value, Tensor) and value.is_floating_point()), None)
 
 
 def _find_difference(

@@ -160,9 +160,10 @@ class Watch(Observer, Readings):
         root, hooks = self._root.root, list[ModuleHook]()
         is_stack = any(root is sequences.stack.module for sequences in self.stacks.values())
         notes: list[EncoderTokens | RootTokens] = [self._encoder_tokens, *([] if is_stack else [self._root])]
-        for note, module in [] if root is None else [(note, root) for note in notes]:
-            after = ModuleHook(module, note.end, is_after=True, also_failed=True)
-            hooks += [ModuleHook(module, note.begin), after]
+        if root is not None:
+            for note in notes:
+                hooks.append(ModuleHook(root, note.begin))
+                hooks.append(ModuleHook(root, note.end, is_after=True, also_failed=True))
         for sequences in self.stacks.values():
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
