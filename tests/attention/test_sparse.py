@@ -160,6 +160,18 @@ def test_padding_and_masks_hide_their_keys(causal: bool, left: int) -> None:
     assert bool((~see).all(-1).any()) == causal  # some queries see nothing
 
 
+@pytest.mark.parametrize("backend", [sparse, blockwise, reference.operation_output])
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_what_is_no_number_is_not_left_out(name: str, backend: Any) -> None:
+    """As in softmax without `top_k`: a query alone, a key in all queries that see it."""
+    call = made(1, 1, 1, 32)
+    broken = getattr(call, name).detach().clone()
+    broken[0, 0, 5] = float("nan")
+    output = backend(replace(call, **{name: broken}), Operation(top_k=3))
+    is_broken = output.isnan().any(-1)[0, 0].tolist()
+    assert is_broken == [at == 5 if name == "query" else at >= 5 for at in range(32)]
+
+
 def test_low_precision_is_computed_in_float32() -> None:
     call, operation = made(1, 2, 2, 64, width=8, dtype=torch.float32), Operation(top_k=4)
     half = replace(call, **{name: getattr(call, name).detach().bfloat16() for name in ("query", "key", "value")})

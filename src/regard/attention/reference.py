@@ -26,7 +26,10 @@ def scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:
 
 
 def _keep_largest(logits: Tensor, keep: Tensor, operation: Operation) -> Tensor:
-    """Return the mask without the keys that are not among the `top_k` largest scores of their query."""
+    """Return the mask without the keys that are not among the `top_k` largest scores of their query.
+
+    Scores that are no numbers stay: a key would be left out in silence.
+    """
     if operation.top_k is None:
         return keep
     hidden = longer = logits.detach().masked_fill(~keep, float("-inf"))
@@ -34,7 +37,7 @@ def _keep_largest(logits: Tensor, keep: Tensor, operation: Operation) -> Tensor:
         longer = torch.nn.functional.pad(hidden, (0, operation.top_k), value=float("-inf"))
     elif operation.top_k >= logits.shape[-1]:
         return keep
-    return keep & (hidden >= longer.topk(operation.top_k, dim=-1).values[..., -1:])
+    return keep & ~(hidden < longer.topk(operation.top_k, dim=-1).values[..., -1:])
 
 
 def unmasked_scores(call: AttentionCall) -> Float[Tensor, "batch head query key"]:

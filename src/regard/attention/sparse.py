@@ -120,7 +120,7 @@ def _largest(
             if equals > MOST_TIES * operation.top_k:
                 return None
             found, at = scores.topk(equals, dim=-1)
-        parts.append((at + columns.start, (found >= least) & (found > float("-inf"))))
+        parts.append((at + columns.start, ~(found < least) & (found != float("-inf"))))  # what is no number stays
     width = max(at.shape[-1] for at, _ in parts)
     at, keep = (torch.cat([pad(t, (0, width - t.shape[-1])) for t in of], dim=2) for of in zip(*parts, strict=True))
     batch, groups, num_keys, _ = call.key.shape

@@ -183,7 +183,7 @@ class RegardAttention(nn.Module):
         column = column if shared.column is None else shared.column.to(scores.dtype)
         if top_k is not None and top_k < scores.shape[-1]:
             hidden = scores.detach().masked_fill(~keep, float("-inf"))
-            keep = keep & (hidden >= hidden.topk(top_k, dim=-1).values[..., -1:])
+            keep = keep & ~(hidden < hidden.topk(top_k, dim=-1).values[..., -1:])
         if column is not None:
             scores, keep = torch.cat([column, scores], -1), pad(keep, (1, 0), value=True)
         weights = NORMALISATIONS[self.spec["normalisation"]](WEIGHTINGS[self.spec["weighting"]](scores, keep))
