@@ -49,18 +49,34 @@ def find_checkpointed(model: Any) -> list[Any]:
     return [part for part in model.modules() if hasattr(part, "gradient_checkpointing")]
 
 
+def patch_checkpointing(parts: Sequence[Any], keep: Keep) -> list[tuple[Any, Any]]:
+    """Let parts that checkpointing computes again have what `keep` keeps in this forward pass.
+
+    Returns:
+        The parts, each with its own function, for `restore_checkpointing`.
+
+    Raises:
+        UserError: Checkpointing is of the reentrant kind.
+    """
+    own = [(part, part._gradient_checkpointing_func) for part in parts if part.gradient_checkpointing and part.training]
+    if any(getattr(function, "keywords", {}).get("use_reentrant") for _, function in own):
+        raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
+    for part, function in own:
+        part._gradient_checkpointing_func = recompute_with(function, keep)
+    return own
+
+
+def restore_checkpointing(own: Sequence[tuple[Any, Any]]) -> None:
+    """Give parts their own functions back."""
+    for part, function in own:
+        part._gradient_checkpointing_func = function
+
+
 @contextmanager
 def recomputing_with(parts: Sequence[Any], keep: Keep) -> Iterator[None]:
-    """Let parts that checkpointing computes again have what `keep` keeps in this forward pass. Raises UserError."""
-    patched = [
-        (part, part._gradient_checkpointing_func) for part in parts if part.gradient_checkpointing and part.training
-    ]
-    if any(getattr(function, "keywords", {}).get("use_reentrant") for _, function in patched):
-        raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
+    """Do as `patch_checkpointing` inside the block."""
+    own = patch_checkpointing(parts, keep)
     try:
-        for part, function in patched:
-            part._gradient_checkpointing_func = recompute_with(function, keep)
         yield
     finally:
-        for part, function in patched:
-            part._gradient_checkpointing_func = function
+        restore_checkpointing(own)

@@ -16,7 +16,7 @@ from regard.adapters.answers import KEPT, MARKS, answer_labels, are_told
 from regard.adapters.known_vectors import KnownVectors
 from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
-from regard.adapters.recomputed import find_checkpointed, keep_weights, recompute_with
+from regard.adapters.recomputed import find_checkpointed, keep_weights, patch_checkpointing, restore_checkpointing
 from regard.adapters.routers import Router
 from regard.adapters.rows import WHOLE_GRAPH, are_packed, count_rows, has_one_each, refuse_packed, special_tokens
 from regard.attention.tracing import break_graph, is_traced
@@ -290,7 +290,7 @@ class Routing:
             self.mixture.rows = None if is_traced() else count_rows(module, inputs)
             self.mixture.has_one_each = partial(has_one_each, self._modalities, inputs.get("input_ids"))
             self.mixture.weights = None if self._forced is None else self._forced[0]
-            self._patch_checkpointing()
+            self._patched = patch_checkpointing(self._checkpointed, partial(keep_weights, self.mixture, self.alone))
         encoder_outputs = inputs.get("encoder_outputs")
         if self.two_parts and encoder_outputs is not None and self.is_active:
             self.mixture.weights = self._recall_weights(encoder_outputs, "encoder_outputs")
@@ -315,8 +315,7 @@ class Routing:
             self._stop_reading = None
         self.mixture.in_call, self.mixture.rows, self.mixture.has_one_each = False, None, one_each
         self.mixture.weights = None if self._forced is None else self._forced[0]
-        for module, function in self._patched:
-            module._gradient_checkpointing_func = function
+        restore_checkpointing(self._patched)
         self._patched = []
 
     def _before_reading(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -385,15 +384,3 @@ class Routing:
             f"{name}: expected what this model computed with its current adapters, got {got}; set weights with "
             "`use_weights`"
         )
-
-    def _patch_checkpointing(self) -> None:
-        """Make gradient checkpointing run forward passes again with the current weights."""
-        keep = partial(keep_weights, self.mixture, self.alone)
-        for module in self._checkpointed:
-            if not (module.gradient_checkpointing and module.training):
-                continue
-            function = module._gradient_checkpointing_func
-            if getattr(function, "keywords", {}).get("use_reentrant"):
-                raise UserError("gradient checkpointing: expected use_reentrant=False, got True")
-            self._patched.append((module, function))
-            module._gradient_checkpointing_func = recompute_with(function, keep)
