@@ -51,6 +51,11 @@ MORE = {
 EVERY = ATTENTIONS | MORE
 
 
+def column_beside(extra: str, weighting: str, prefix: int) -> str:
+    """The column that was drawn, or a learned logit where pseudo-scores do not go with the rest."""
+    return "sink-logit" if extra == "pseudo-scores" and (weighting != "softmax" or prefix) else extra
+
+
 def able(spec: AttentionSpec, backend: str) -> bool:
     try:
         spec.changed(backend=backend)

@@ -17,7 +17,7 @@ from regard.attention.recomputed import recomputed
 from regard.attention.spec import EXTRAS, AttentionSpec
 from tests.attention import formulas
 from tests.attention.largest import Largest
-from tests.attention.test_operation import assert_like_formulas, call_of, choices, leaves, parts
+from tests.attention.test_operation import assert_like_formulas, call_of, choices, column_beside, leaves, parts
 from tests.attention.test_pointwise import both, made
 
 ROWWISE = ("softmax", "softpick")
@@ -56,11 +56,9 @@ def test_tiles_are_the_formulas(
     size: int,
     seed: int,
 ) -> None:
-    if extra == "pseudo-scores" and (weighting != "softmax" or prefix):
-        extra = "sink-logit"
     spec = AttentionSpec(
         weighting=weighting,
-        extra=extra,
+        extra=column_beside(extra, weighting, prefix),
         shared_extra=shared,
         positions=positions,
         window=window,

@@ -20,7 +20,15 @@ from regard.attention.sparse import sparse, supports_sparse
 from regard.attention.spec import ATTENTIONS, EXTRAS, AttentionSpec
 from tests.attention import formulas
 from tests.attention.largest import Largest
-from tests.attention.test_operation import assert_like_formulas, call_of, choices, gradients, leaves, parts
+from tests.attention.test_operation import (
+    assert_like_formulas,
+    call_of,
+    choices,
+    column_beside,
+    gradients,
+    leaves,
+    parts,
+)
 from tests.attention.test_pointwise import both, made
 
 
@@ -55,11 +63,9 @@ def test_pairs_are_the_formulas(
     rows: int,
     seed: int,
 ) -> None:
-    if extra == "pseudo-scores" and (weighting != "softmax" or prefix):
-        extra = "sink-logit"
     spec = AttentionSpec(
         weighting=weighting,
-        extra=extra,
+        extra=column_beside(extra, weighting, prefix),
         shared_extra=shared,
         window=window,
         prefix=prefix,
