@@ -30,6 +30,7 @@ from tests.attention.test_operation import (
     parts,
 )
 from tests.attention.test_pointwise import both, made
+from tests.processes import run_python
 
 
 @settings(max_examples=40, deadline=None)
@@ -267,3 +268,27 @@ def test_a_model_with_learned_sinks_or_alibi_has_its_backend() -> None:
     assert AttentionSpec(top_k=8, extra="kv-bias", weighting="sigmoid").resolved == "sparse"
     call = made(1, 2, 1, 64)
     assert len(gradients(sparse(call, Operation(top_k=2)), {"q": call.query, "k": call.key})) == 2
+
+
+def check_compiled_step() -> None:
+    call, operation = made(1, 2, 1, 64), Operation(top_k=8, backend="sparse")
+    expected, expected_gradients = both(reference.operation_output, call, operation)
+    taken, plain = [], module._largest
+    module._largest = lambda *of: taken.append(of) or plain(*of)  # type: ignore[assignment,func-returns-value]
+
+    def step(call: AttentionCall, operation: Operation) -> Tensor:
+        return compute_output(replace(call, operation=operation))
+
+    found, found_gradients = both(torch.compile(step, backend="aot_eager"), call, operation)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found_gradients, expected_gradients)
+    assert len(taken) == 1
+    with torch.no_grad():  # a forward without gradients stays one graph
+        torch.testing.assert_close(torch.compile(step, backend="eager", fullgraph=True)(call, operation), expected)
+    assert len(taken) == 1
+
+
+def test_a_compiled_step_weighs_pairs_one_by_one() -> None:
+    """In a process of its own, for no graph may hold checks of shapes."""
+    answer = run_python(["-c", f"from {__name__} import check_compiled_step; check_compiled_step()"])
+    assert answer.returncode == 0, answer.stderr

@@ -18,6 +18,7 @@ from regard.attention import reference
 from regard.attention.blockwise import blocks, blockwise
 from regard.attention.call import AttentionCall, Operation, visible_mask
 from regard.attention.retiled import is_plain_on_cpu
+from regard.attention.tracing import has_transforms
 
 MOST_PAIRS = 1 / 8
 """Largest `top_k`, as a share of the keys, at which pairs one by one are quicker than the whole matrix."""
@@ -37,20 +38,28 @@ _SUM = 0
 def supports_sparse(call: AttentionCall, operation: Operation) -> bool:
     """Return whether a call of several queries weighs few pairs, and nothing shifts its scores.
 
-    On a CPU; elsewhere nobody has measured it.
+    On a CPU; elsewhere nobody has measured it. A graph is left for it in training alone.
     """
     queries, keys = call.query.shape[2], call.key.shape[2]
     few = queries > 1 and operation.top_k is not None and operation.top_k <= MOST_PAIRS * keys
     is_shifted = call.bias is not None or operation.distance is not None or operation.slopes is not None
     is_other = is_shifted or call.softcap is not None or call.constant is not None or operation.function is not None
-    return few and not is_other and call.scale > 0 and is_plain_on_cpu(call)
+    return few and not is_other and call.scale > 0 and (is_plain_on_cpu(call) or _is_compiled_step(call))
 
 
+def _is_compiled_step(call: AttentionCall) -> bool:
+    """Return whether `torch.compile` traces a step of training on a CPU, whose graph may end here and go on behind."""
+    if not torch.compiler.is_dynamo_compiling() or call.query.device.type != "cpu" or has_transforms():
+        return False
+    return torch.is_grad_enabled() and call.requires_grad
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def sparse(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
     """Return the output of an operation with `top_k`, with the dropout of the call; computed in float32 at least."""
     with torch.autocast(call.query.device.type, enabled=False):
         wide = replace(call, operation=operation).to_acc_dtype()
-        found = _largest(wide, operation)
+        found = _largest(wide, operation) if is_plain_on_cpu(call) else None
         if found is None:
             return blockwise(call, operation)
         pairs, keep = found
