@@ -54,7 +54,7 @@ class TrainingBudget:
 
 
 FULL_RATE, ADAPTER_RATE = 1e-4, 1e-3
-"""Peak learning rates at the scale of a laptop, of a whole model and of adapters alone (docs/learn.md has runs)."""
+"""Peak learning rates at the scale of a laptop, of a whole model and of adapters alone (docs/rates.md has runs)."""
 
 
 class MethodLearningRate(NamedTuple):
