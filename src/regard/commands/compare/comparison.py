@@ -174,17 +174,20 @@ def list_notes(runs: Mapping[str, RunResult], settings: pd.DataFrame, figures: p
     first, *others = map(set, by_run.values())
     if not any(first & other for other in others):
         return [*notes, "no figure is of the first run and another, so nothing is compared"]
-    if all(run.command == PretrainResult.command for run in runs.values()):
-        return [*notes, "figures are of one seed each: `regard sweep pretrain --num-seeds` has intervals"]
-    if all(run.command == ConvertResult.command for run in runs.values()):
-        return [*notes, "figures are of one seed each; the pages of the runs have intervals over held-out sequences"]
-    has_margin = any(str(name)[0] == "±" for name in figures)
-    margin = "; ±: half of the 95 % interval" if has_margin else ""
-    seeds = (
-        "seeds, with their orders of tasks," if next(iter(runs.values())).command == LearnResult.command else "seeds"
-    )
-    paired = f"differences are of the {seeds} that both have, if most are"
+    command = next(iter(runs.values())).command
+    if command in _OF_ONE_SEED:
+        return [*notes, f"figures are of one seed each{_OF_ONE_SEED[command]}"]
+    margin = "; ±: half of the 95 % interval" if any(str(name)[0] == "±" for name in figures) else ""
+    orders = ", with their orders of tasks," if command == LearnResult.command else ""
+    paired = f"differences are of the seeds{orders} that both have, if most are"
     return [*notes, f"figures are means over seeds; {paired}{margin}"]
+
+
+_OF_ONE_SEED = {
+    PretrainResult.command: ": `regard sweep pretrain --num-seeds` has intervals",
+    ConvertResult.command: "; the pages of the runs have intervals over held-out sequences",
+}
+"""Where intervals are of runs that have one seed each."""
 
 
 def _describe_gaps(figures: Mapping[str, Mapping[str, Mapping[Any, float]]]) -> list[str]:

@@ -361,10 +361,7 @@ def _describe_one(run: Run, result: Row, warnings: Sequence[str]) -> dict[str, A
         **{name: result[name] for name in ("learning_rate", "settings", "seconds", "truncated")},
         "search": [*run.search, *result["search"]],
         **{name: result[name] for name in (*LENGTHS, "fitted", "truncation", "not_learnt") if name in result},
-        **({LORA: result[LORA]} if result[LORA] else {}),
-        **({HEAD: result[HEAD]} if result[HEAD] else {}),
-        **({"own_rate": True} if result.get("own_rate") else {}),
-        **({"blocks": result["blocks"]} if result["blocks"] else {}),
+        **{name: result[name] for name in (LORA, HEAD, "own_rate", "blocks") if result.get(name)},
         "warnings": [*result["warnings"], *warnings],
     }
 

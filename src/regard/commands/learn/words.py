@@ -173,18 +173,16 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     if labels.section(metadata, "stream").get("protocol") == "paper":
         notes.append("Protocol paper: splits may share rows, and dev may be the test split: scores may be too high.")
     notes += describe_rows(labels.section(metadata, "stream"))
-    by_seed = {run.get("seed"): run for run in reversed(metadata.get("runs", []))}
-    if lengths := describe_lengths(list(by_seed.values())):
-        notes.append(f"{lengths[0].upper()}{lengths[1:]}.")
-    if references := describe_references(metadata.get("runs", [])):
-        notes.append(f"{references}.")
-    if head := describe_head(metadata.get("runs", []), str(labels.section(metadata, "config").get("head"))):
-        notes.append(f"{head[0].upper()}{head[1:]}.")
-    notes += _write_rates(metadata.get("runs", []))
-    notes += _write_unlearnt(metadata.get("runs", []))
+    runs = metadata.get("runs", [])
+    by_seed = {run.get("seed"): run for run in reversed(runs)}
+    lengths = describe_lengths(list(by_seed.values()))
+    head = describe_head(runs, str(labels.section(metadata, "config").get("head")))
+    choices = (lengths[:1].upper() + lengths[1:], describe_references(runs), head[:1].upper() + head[1:])
+    notes += [f"{choice}." for choice in choices if choice]
+    notes += [*_write_rates(runs), *_write_unlearnt(runs)]
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
-        for run in metadata.get("runs", [])
+        for run in runs
         for text in run.get("warnings", [])
         if not (run.get("not_learnt") and text.startswith("scores: "))  # named above
     ]
