@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -30,7 +31,8 @@ RULES_SHOWN = ("rule", "stream", "mean", "verdict")
 REACH_SHOWN = ("stream", "aim", "better ceiling", "its value", "mean", "aim is", "router's share")
 """Columns that the page shows."""
 ONLY_IN_FILE = ("closed form, states of half", "learnt, 3 vectors, states of a quarter and half")
-"""Routers that the page leaves out."""
+BEGUN_AT = f"{SAPT}, begun at"
+"""Routers, and rows of whole runs, that the page leaves out."""
 
 
 class Rule(NamedTuple):
@@ -117,30 +119,30 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "replay and come near joint training? Its default router is a discriminant analysis of mean states of the "
             f"frozen model, which is not trained; `sapt, learnt router` has the router that the paper trains, on the "
             f"maxima of the input embeddings ({learnt}).",
-            describe_answer(tables, rules),
+            answer_table(tables),
+            f"AP, and the [streams](#setting). {count_verdicts(rules)}",
             "## Rules, fixed before the runs",
-            rules.select(RULES_SHOWN),
+            _name_once(rules.select(RULES_SHOWN)),
             "A rule holds if the whole 95 % interval over seeds (Student's t, at least three seeds) keeps the bound, "
             f"and does not if the whole interval is beyond it; else it *{UNDECIDED}*. Runs are paired by seed, which "
             f"draws the rows and, in `mixed`, the order of tasks.{describe_added(tables)} A seed repeats scores on one "
             "kind of processor only: on another, `joint` in `mixed` differed by some points of AP.",
-            f"A new adapter begins where the loss is least: the rule was that its mean AP over {join_words(BEGUN)} is "
-            "above that of adapters begun at nothing, and on none more than 1 below; the differences are "
+            f"A new adapter begins where the loss is least. The rule: its mean AP over {join_words(BEGUN)} is above "
+            "that of adapters begun at nothing, and on none more than 1 below. The differences are "
             f"{describe_begun(tables)}.",
             "## Whole runs",
-            scores.select(SCORES_SHOWN),
+            _trained(scores).select(SCORES_SHOWN),
             "AP: accuracy (in `answers` exact match) after the last task among the labels of all tasks, no task "
             "named; F.Ra: loss since each task's best. Own weight: mean weight of a task's own adapter over its test "
-            "rows; routed right: test rows whose largest weight is that. Kept: what a method keeps besides the model, "
-            "MiB and texts. Means over seeds ± half the 95 % interval.",
+            "rows; routed right: test rows whose largest weight is that. Kept besides the model: MiB, texts. Means "
+            "over seeds ± half the 95 % interval.",
             "## Routers alone",
             _on_page(routers).select(ROUTERS_SHOWN),
             "The same rows and length, no adapter: the router gets the training rows of one task after another, then "
             "routes all test rows. Same source: weight of all tasks of the same data set (`fifty` has seven parts of "
             "DBpedia, five of novels, two of speeches, five of Python's documentation). *Learnt* routers are taught "
             "each task in 300 steps beside kept vectors of earlier ones (3: the 2 % of `sapt`'s default memory), "
-            "without the training of adapters, which goes on teaching them. The file below has two more; others "
-            "in closed form: [routers.md](routers.md).",
+            "without the training of adapters. Others in closed form: [routers.md](routers.md).",
             *describe_ceilings(tables, reach),
             *describe_beginnings(tables),
             "## Setting",
@@ -157,16 +159,23 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
 # -- text ------------------------------------------------------------------------------------------------------------
 
 
-def describe_answer(tables: Tables, rules: Table) -> str:
-    """Return the AP of the rows that the rules compare, and how many rules hold."""
-    sentences = []
-    for stream in TRAINED:
-        means = {row: tables.mean(stream, row, "AP") for row in (SAPT, f"{SAPT}, learnt router", REPLAY, JOINT)}
-        named = [f"`{row}` {mean.mean:.1f}" for row, mean in means.items() if mean is not None]
-        sentences += [f"AP in `{stream}`: {join_words(named)}."] if named else []
+def answer_table(tables: Tables) -> Table:
+    """Return the AP of the rows that the rules compare, by stream."""
+    names = (SAPT, f"{SAPT}, learnt router", REPLAY, JOINT)
+    means = {stream: [tables.mean(stream, row, "AP") for row in names] for stream in TRAINED}
+    lines = [
+        [stream, *(DASH if mean is None else f"{mean.mean:.1f}" for mean in of_rows)]
+        for stream, of_rows in means.items()
+        if any(of_rows)
+    ]
+    return Table("routing-answer", "AP of the rows that the rules compare", ("stream", *names), lines)
+
+
+def count_verdicts(rules: Table) -> str:
+    """Say how many rules hold."""
     counts = Counter(line[-1] for line in rules.rows)
     verdicts = join_words(f"{count} *{word}*" for word, count in counts.items())
-    return f"{' '.join(sentences)} Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
+    return f"Of {len(rules.rows)} rules, counted stream by stream: {verdicts}."
 
 
 def describe_added(tables: Tables) -> str:
@@ -238,12 +247,11 @@ def describe_ceilings(tables: Tables, reach: Table) -> list[str | Table]:
         return []
     return [
         "## Is the aim within reach?",
-        f"*{LINEAR.capitalize()}* and *{TUNED.removeprefix('all tasks at once, ')}*, above, are ceilings that no "
-        "continual method may use: classifiers of tasks that see the training rows of all tasks at once. The linear "
-        "one reads the vectors of the default router; its kind and strength are chosen by "
-        f"{FOLDS}-fold cross-validation on training rows. The other is the whole model, "
-        f"trained for {EPOCHS} epochs ({EPOCHS_OF['fifty']} in `fifty`) at one of {len(ENCODER_RATES)} rates, which is "
-        "chosen on training rows left out; in `answers` it is the decoder. Command: `python -m "
+        f"*{LINEAR.capitalize()}* and *{TUNED.removeprefix('all tasks at once, ')}*, above, are ceilings: classifiers "
+        "that see the training rows of all tasks at once, which no continual method may. The linear one reads the "
+        f"vectors of the default router; its kind and strength are chosen by {FOLDS}-fold cross-validation. The other "
+        f"is the whole model (in `answers` the decoder), trained for {EPOCHS} epochs ({EPOCHS_OF['fifty']} in `fifty`) "
+        f"at one of {len(ENCODER_RATES)} rates, chosen on training rows left out: `python -m "
         "experiments.routing.ceiling --data DIR`.",
         "The rule, fixed before they ran: the value of a ceiling is its own weight or its rows routed right, whichever "
         "has the larger mean. The aim is *out of reach* on these rows if the whole 95 % interval of the better ceiling "
@@ -279,6 +287,18 @@ def describe_beginnings(tables: Tables) -> list[str | Table]:
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _name_once(rules: Table) -> Table:
+    """Return the rules with the text of each in its first line alone."""
+    pairs = pairwise([[""], *rules.rows])
+    lines = [["" if line[0] == before[0] else line[0], *line[1:]] for before, line in pairs]
+    return replace(rules, rows=lines)
+
+
+def _trained(scores: Table) -> Table:
+    """Return the rows of whole runs that the page shows."""
+    return replace(scores, rows=[line for line in scores.rows if not line[1].startswith(BEGUN_AT)])
 
 
 def _on_page(routers: Table) -> Table:

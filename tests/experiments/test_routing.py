@@ -121,7 +121,7 @@ def test_rows_with_other_numbers_of_seeds_stand_beside_each_other(tmp_path: Path
     assert [line[:3] for line in score_table(uneven).rows] == [["long", SAPT, "3"], ["long", REPLAY, "1"]]
     text = " ".join(make_page(uneven).to_markdown().split())
     assert "`mixed`, without any run: `sapt`" in text
-    assert "AP in `long`: `sapt` 71.0 and `replay-lora` 60.0." in text
+    assert "| long | 71.0 | – | 60.0 | – |" in text
     assert "Of 18 rules, counted stream by stream: 1 *cannot be told*, 14 *not run* and 3 *holds*." in text
 
 
