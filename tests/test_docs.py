@@ -40,7 +40,7 @@ BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<why>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
 RUN = ("python", "console")
-LONG = ("adapters.md", "convert.md", "learn.md", "measure.md", "pretrain.md", "replace.md")
+LONG = ("adapters.md", "convert.md", "learn.md", "measure.md", "media.md", "pretrain.md", "replace.md")
 """Pages that take many seconds. They run with --all-cases only."""
 LEARNS = re.compile(r'(?<=--model )minilm\b|(?<=model=")minilm(?=")')
 EMBEDDED = re.compile(r'(?<=")minilm(?=")|(?:(?<=measure |replace )|(?<=look ))minilm\b')
