@@ -1,4 +1,4 @@
-"""Made-up measurements that follow the schema of docs/design.md."""
+"""Made-up measurements that follow the schema of docs/files.md."""
 
 from __future__ import annotations
 

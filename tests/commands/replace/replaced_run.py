@@ -1,4 +1,4 @@
-"""A made-up run with replaced heads that follows the schema of docs/design.md."""
+"""A made-up run with replaced heads that follows the schema of docs/files.md."""
 
 from typing import Any
 
