@@ -105,6 +105,33 @@ def test_every_room_has_a_level() -> None:
     assert {room(module) for module in MODULES} == set().union(*LEVELS)
 
 
+def test_every_folder_is_a_package() -> None:
+    """One without `__init__.py` can be imported, but nothing that walks over the package finds it."""
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [folder.name for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+LARGE = 20
+"""Modules from which on docs/modules.md says where to look in a room."""
+
+
+def test_every_module_of_a_large_room_is_on_the_map() -> None:
+    text = (ROOT / "docs" / "modules.md").read_text(encoding="utf-8")
+    sections = {part.split("\n", 1)[0]: part for part in text.split("\n## ")[1:]}
+    listed = {name: sorted(re.findall(r"`(\w+)`", _last_cells(part))) for name, part in sections.items()}
+    modules = {folder: sorted(path.stem for path in folder.glob("*.py")) for folder in PACKAGE.rglob("*")}
+    large = {
+        ".".join(folder.relative_to(PACKAGE).parts): [name for name in names if name != "__init__"]
+        for folder, names in modules.items()
+        if len(names) > LARGE and folder.name != "methods"  # one file a paper, in learn.md
+    }
+    assert listed == large
+
+
+def _last_cells(section: str) -> str:
+    return " ".join(line.split("|")[-2] for line in section.splitlines() if line.startswith("|"))
+
+
 def test_the_root_has_four_modules() -> None:
     assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "cli", "errors"}
 

@@ -1,1 +1,1 @@
-"""The five verbs, one package each: config, run, result, page, command line."""
+"""The commands, one package each: config, run, result, page, command line."""

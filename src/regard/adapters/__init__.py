@@ -1,0 +1,1 @@
+"""Adapters for many tasks in one model, weighed for each row by a router."""
