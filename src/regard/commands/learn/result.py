@@ -51,7 +51,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, repr=False)
 class LearnResult(RunResult):
-    """Result of methods on a stream; `docs/design.md` describes tables and metadata.
+    """Result of methods on a stream; `docs/files.md` describes tables and metadata.
 
     Attributes:
         accuracy_matrix: Score of each task after each task, for every run (`matrix.parquet`).

@@ -32,7 +32,7 @@ TOKENS, MATRICES = "tokens.parquet", "mean_attention.safetensors"
 
 @dataclass(frozen=True, repr=False)
 class MeasureResult(RunResult):
-    """Result of a measurement; `docs/design.md` describes tables and metadata.
+    """Result of a measurement; `docs/files.md` describes tables and metadata.
 
     Attributes:
         table: All values, with the columns `regard.statistics.table.COLUMNS`.

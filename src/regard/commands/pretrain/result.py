@@ -37,7 +37,7 @@ FINAL = ("loss", "valid_loss", *SINKS, "norm_ratio")
 
 @dataclass(frozen=True, repr=False)
 class PretrainResult(RunResult):
-    """Trained model, tokenizer and history; `docs/design.md` describes tables and metadata.
+    """Trained model, tokenizer and history; `docs/files.md` describes tables and metadata.
 
     Attributes:
         history: One row per logged step.

@@ -36,7 +36,7 @@ ReplaceKind = Literal["fractions", "orders", "constants"]
 
 @dataclass(frozen=True, repr=False)
 class ReplaceResult(RunResult):
-    """Scores, head ranking and cost; `docs/design.md` describes the tables.
+    """Scores, head ranking and cost; `docs/files.md` describes the tables.
 
     Attributes:
         scores: One row per score (`COLUMNS` of `regard.commands.replace.scores`), with "none" for constants and
