@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import adapters_section, gpu_section, learning_section, training_section
+from benchmarks import adapters_section, gpu_section, learning_section, summary, training_section
 from benchmarks.markdown import (
     ResultTable,
     Row,
@@ -43,10 +43,14 @@ MACHINES = (
 
 TEXT = """# Benchmarks
 
-What Regard costs: ratios of median times to what would run anyway, whose time is in ms (PyTorch's fused attention, or
-the model's plain SDPA forward pass). Contestants take turns, so that slow moments hit all equally. Memory is the peak
-of resident memory above its level before the run. `make bench` repeats everything on your machine, and makes this page
-and its CSV files (`python -m benchmarks.tables`) from `benchmarks/results`.
+What Regard costs over what would run anyway, on one thread of a CPU unless a row says GPU:
+
+{in_short}
+
+Figures are ratios of median times to that of the reference, which is in ms (PyTorch's fused attention, or the model's
+plain SDPA forward pass). Contestants take turns, so that slow moments hit all equally. Memory is the peak of resident
+memory above its level before the run. `make bench` repeats everything on your machine, and makes this page and its CSV
+files (`python -m benchmarks.tables`) from `benchmarks/results`.
 
 {machine}
 
@@ -419,6 +423,7 @@ def files() -> dict[Path, str]:
     )
     gpu, gpu_tables = gpu_section.section(gpu_section.read_results(RESULTS))
     text = TEXT.format(
+        in_short=summary.in_short(),
         machine=_machine([read_result(name)["machine"] for name in MACHINES]),
         **{name: table.to_markdown() for name, table in tables.items()},
         **_verdicts(attention, models, constant),

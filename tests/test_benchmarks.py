@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import adapters, operators, result_table, tables, training_section, training_step
+from benchmarks import adapters, operators, result_table, summary, tables, training_section, training_step
 from benchmarks.markdown import ResultTable
 from benchmarks.timing import RESULTS, extra_memory, race
 from regard.adapters.discriminant import DiscriminantRouter
@@ -65,6 +65,14 @@ def test_the_contestants_of_every_attention_compute_the_same() -> None:
 
 def test_the_page_is_made_from_the_results() -> None:
     assert all(path.read_text(encoding="utf-8") == text for path, text in tables.files().items())
+
+
+def test_the_first_table_spans_all_cases_of_a_section() -> None:
+    rows = json.loads((RESULTS / "decoding.json").read_text())["rows"]
+    figures = [line["figures"] for line in rows]
+    times = sorted(one["all"]["seconds"] / one["sdpa"]["seconds"] for one in figures)
+    span = f"{times[0]:.2f} to {times[-1]:.2f} | [{len(rows)} cases](#decoding)"
+    assert f"| a token with a cache, all heads constant | with attention | {span} |" in summary.in_short()
 
 
 def test_the_committed_results_are_whole_runs() -> None:
