@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="STREAM",
         help="stream name (default: stdlib-split), .jsonl, .csv, .tsv or .parquet file with columns task, text, label "
-        "(or answer) and optionally instruction, or folder with a folder per task",
+        "(or answer) and optionally instruction, or folder with a folder per task; several with commas",
     )
     parser.add_argument(
         "--seeds",
