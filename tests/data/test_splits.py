@@ -265,10 +265,23 @@ def test_clean_splits_are_disjoint(parts: list[tuple[LabeledRows, ...]], with_de
 
 
 def test_nothing_left_to_train_or_choose_on() -> None:
-    with pytest.raises(
-        UserError, match="rows of 'b' in the train split of 'one' that no dev or test split has, got none"
+    told = r"rows of 'b' in the train split of 'one' that no dev or test split has, got none: 'y' is a "
+    for tasks, place in (
+        ([task("one", rows("a x", "b y"), rows("a z"), rows("a s", "b y"))], "test row of 'one' as well;"),
+        ([task("one", rows("a x", "b y"), rows("a z"), rows("a y", "b s"))], "test row of 'one' as well under 'a';"),
+        ([task("one", rows("a x", "b y"), rows("a y"), rows("a s", "b s"))], "dev row of 'one' as well under 'a';"),
+        ([task("one", rows("a x", "b y"), None, rows("a y", "b s"))], "test row of 'one' as well under 'a';"),
+        (
+            [task("one", rows("a x", "b y"), None, rows("a s")), task("two", rows("a u", "b v"), None, rows("a y"))],
+            "test row of 'two' as well;",
+        ),
+        ([task("one", rows("a y", "b y"), rows("a u"), rows("a s", "b s"))], "train row of 'one' as well under 'a';"),
     ):
-        clean_splits([task("one", rows("a x", "b y"), rows("a z"), rows("a s", "b y"))], "clean", 0)
+        with pytest.raises(UserError, match=f"{told}{place} keep such a text in one place, under one label, or"):
+            clean_splits(tasks, "clean", 0)
+    long = "b " + "y" * 50
+    with pytest.raises(UserError, match=f"'{'y' * 40}…' is a test row"):
+        clean_splits([task("one", rows("a x", long), rows("a z"), rows("a s", long))], "clean", 0)
     with pytest.raises(UserError, match="expected dev rows in 'one' that are not test rows, got none"):
         clean_splits([task("one", rows("a x", "b y"), rows("a s"), rows("a s", "b t"))], "clean", 0)
 

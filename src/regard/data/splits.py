@@ -23,6 +23,7 @@ from regard.data.rows import (
 from regard.data.stream import SPLITS, ClassificationTask, Protocol, Stream, TextTask
 from regard.errors import UserError, warn_user
 
+TEXT_SHOWN = 40  # characters of a text in a message
 DEV_FRACTION = 0.1  # fraction of each class that is held out of training rows if there is no dev split
 
 
@@ -192,9 +193,21 @@ def _drop_train_overlaps(task: RawTask, tests: _Owners, devs: _Owners) -> Labele
     remaining = {row.label for row in rows}
     if missing := [label for label in task.labels if label not in remaining]:
         expected = f"rows of {missing[0]!r} in the train split of {task.name!r} that no dev or test split has"
-        advice = "take them out of one, or ask for the protocol 'paper'"
-        raise UserError(f"stream: expected {expected}, got none; {advice}")
+        place = _find_other_place(task, missing[0], {"test": tests, "dev": devs})
+        advice = "keep such a text in one place, under one label, or ask for the protocol 'paper'"
+        raise UserError(f"stream: expected {expected}, got none: {place}; {advice}")
     return rows
+
+
+def _find_other_place(task: RawTask, label: str, owners: Mapping[str, _Owners]) -> str:
+    """Say in which split of which task a training row of a class is too, and under which other label of this task."""
+    row = next(row for row in task.train if row.label == label)
+    text = row.texts[-1] if len(row.texts[-1]) <= TEXT_SHOWN else f"{row.texts[-1][:TEXT_SHOWN]}…"
+    places = {split: sorted(of_split.get(row.key, ())) for split, of_split in owners.items()}
+    split = next((split for split, names in places.items() if names), "train")  # where it has another label before
+    name = task.name if split == "train" or task.name in places[split] else places[split][0]
+    labels = sorted({other.label for other in task.by_split()[split] if other.key == row.key} - {label})
+    return f"{text!r} is a {split} row of {name!r} as well" + (f" under {labels[0]!r}" if labels else "")
 
 
 def _drop_repeated(rows: Iterable[LabeledRow]) -> LabeledRows:
