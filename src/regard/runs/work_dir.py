@@ -53,23 +53,24 @@ class WorkDir:
         assert self._journal is not None, "the run has not started"
         return self._journal
 
-    def start(self, identity: Mapping[str, Any]) -> None:
+    def start(self, identity: Mapping[str, Any], reasons: Mapping[str, str] | None = None) -> None:
         """Begin, or go on, as a run of this identity: what its numbers depend on.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
+        `reasons` are sentences for differences of which names and values say little, see `check_same_identity`.
         Raises UserError if the run to go on with has another identity, or its files are damaged.
         """
         with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
-                self._begin(json.loads(json.dumps(identity)))
+                self._begin(json.loads(json.dumps(identity)), reasons or {})
         self.resume = self.resume and (self.folder / MARK).exists()
         self._journal = Journal(self.folder / JOURNAL, writable=is_main_process())
 
-    def _begin(self, identity: dict[str, Any]) -> None:
+    def _begin(self, identity: dict[str, Any], reasons: Mapping[str, str]) -> None:
         mark = _read_mark(self.folder)
         self.resume = self.resume and mark is not None
         if mark is not None and self.resume:
-            check_same_identity(mark["identity"], identity)
+            check_same_identity(mark["identity"], identity, reasons)
             if not (self.folder / JOURNAL).exists():
                 raise UserError(f"cannot resume: {self.folder / JOURNAL} is missing. Start again with --overwrite.")
         elif mark is not None:
@@ -267,18 +268,23 @@ def _has_progress(folder: Path, parts: Sequence[str]) -> bool:
     return any(UNFINISHED not in path.relative_to(entry).as_posix() for entry, path in files)
 
 
-def check_same_identity(before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same_identity(
+    before: Mapping[str, Any], now: Mapping[str, Any], reasons: Mapping[str, str] | None = None
+) -> None:
     """Check that a run goes on as what it was begun as. Raises UserError, which names the first difference.
 
-    Two ways to write a path (./x and x) are none: what is read from it has a hash in the identity.
+    Two ways to write a path (./x and x) are none: what is read from it has a hash in the identity. `reasons` has, by
+    name, what is said of a difference in place of its values, where no other difference is found.
     """
-    was, is_now = _flatten(before), _flatten(now)
-    for name in sorted({*was, *is_now}):
+    was, is_now, reasons = _flatten(before), _flatten(now), reasons or {}
+    for name in sorted({*was, *is_now}, key=lambda name: (name in reasons, name)):
         values = was.get(name), is_now.get(name)
         if _without_spelling(values[0]) != _without_spelling(values[1]):
             change = "was {} when the run started and is {} now".format(*map(_shorten, values))
             if all(isinstance(value, str) and _HASH.fullmatch(value) for value in values):
                 change = "has changed since the run started: its SHA-256 is another"
+            if name in reasons:
+                raise UserError(f"cannot resume: {reasons[name]}. Start again with --overwrite.")
             raise UserError(f"cannot resume: {name} {change}. Restore it, or start again with --overwrite.")
 
 

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.identity import run_identity
+from regard.commands.learn.identity import REASONS, run_identity
 from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual.costs import AROUND
@@ -581,8 +581,16 @@ def test_a_run_whose_merged_model_was_frozen_is_not_resumed_as_one_that_is_train
     config, frozen = LearnConfig(adapter="mine"), loaded()
     before = run_identity(config, frozen, stream())
     check_same_identity(before, before)
-    with pytest.raises(UserError, match=r"^cannot resume: base_of_adapter was null .* and is \"trained\" now"):
-        check_same_identity(before, run_identity(config, replace(frozen, adapter="mine"), stream()))
+    now = run_identity(config, replace(frozen, adapter="mine"), stream())
+    told = (
+        r"^cannot resume: the run began in a version .* froze the model .* --adapter .* this version trains it\. Start"
+    )
+    with pytest.raises(UserError, match=told):
+        check_same_identity(before, now, REASONS)
+    without = run_identity(LearnConfig(), frozen, stream())
+    for one, other in ((without, now), (now, without)):
+        with pytest.raises(UserError, match=r"^cannot resume: config\.adapter was .* when the run started and is"):
+            check_same_identity(one, other, REASONS)
 
 
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])
