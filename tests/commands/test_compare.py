@@ -191,6 +191,11 @@ def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_pat
     (tmp_path / "swept" / "sweep.json").write_text("{}")
     complaint = regard("compare", runs / "short", tmp_path / "swept").complaint
     assert complaint.endswith(f"; this one is of a sweep, whose runs are in {tmp_path / 'swept' / 'trials'}")
+    complaint = regard("compare", tmp_path / "swept").complaint
+    assert complaint.startswith("regard compare: expected at least two runs to compare, got 1: ")
+    assert complaint.endswith(
+        f"swept is a sweep; {tmp_path / 'swept' / 'trials'}/* are its runs, and its report.html compares them"
+    )
 
 
 def test_figures_of_other_commands_are_their_means_or_last_values() -> None:

@@ -1,9 +1,10 @@
 """Export and import of adapters in the format of PEFT, one LoRA adapter a folder."""
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,6 +28,9 @@ from regard.runs.output_dir import atomic_folder
 CONFIG, WEIGHTS, ROUTER = "adapter_config.json", "adapter_model.safetensors", "router.safetensors"
 A = TypeVar("A", bound=AdapterModel)
 _PREFIX = "base_model.model."
+_FOLDER_SIGNS = r"\w+,;=()@ .-"
+_MOST_BYTES, _MOST_SIGNS = 255, 60
+"""Bytes of a folder's name, and characters of a name that is longer, or no name of a folder, in that of its folder."""
 _HEADER = "regard"
 """Key of the adapter's name, lineage and base in the header of the tensors: PEFT does not read the header, and warns of
 unknown fields in its configuration."""
@@ -86,17 +90,36 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
     if adapters.merged:
         merged = ", ".join(adapter.name for adapter in adapters.merged)
         raise UserError(f"adapters: expected none merged into the base, got {merged}; `save_pretrained` keeps them")
-    unfit = [name for name in names if re.fullmatch(r"[\w+,;=()@ .-]*", name) is None or name.strip(". ") != name]
-    if unfit or len({name.lower() for name in names}) < len(names):
-        got = f"got {', '.join(unfit or names)}; `export_peft` writes one into a folder of another name"
-        raise UserError(f"name: expected adapters with names that folders can have, {got}")
     base = saving.base_of(adapters)
     with atomic_folder(folder, marker=ROUTER, overwrite=overwrite, option=saving.OPTION) as target:
-        for name in names:
-            (target / name).mkdir()
-            _write_block(adapters, name, target / name, base)
+        for name, slug in zip(names, name_folders(names), strict=True):
+            (target / slug).mkdir()
+            _write_block(adapters, name, target / slug, base)
         _write_router(adapters, target)
     return folder
+
+
+def name_folders(names: Sequence[str]) -> list[str]:
+    """Return the folders of adapters in a set: their names, or like them where folders can have no such names.
+
+    What a name of a folder can not have is a hyphen; one that is there already, in any case, gets a number.
+    """
+    folders: list[str] = []
+    taken = {ROUTER, *(name.lower() for name in names if _fits_folder(name))}
+    for number, name in enumerate(names):
+        folder = name
+        if not _fits_folder(name) or name.lower() in {other.lower() for other in names[:number]}:
+            stem = re.sub(rf"[^{_FOLDER_SIGNS}]", "-", name)[:_MOST_SIGNS].strip(". ") or "adapter"
+            tried = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
+            folder = next(one for one in tried if one.lower() not in taken)
+            taken.add(folder.lower())
+        folders.append(folder)
+    return folders
+
+
+def _fits_folder(name: str) -> bool:
+    fits = re.fullmatch(f"[{_FOLDER_SIGNS}]+", name) is not None and len(name.encode()) <= _MOST_BYTES
+    return fits and name.strip(". ") == name and name.lower() != ROUTER
 
 
 def _warn_of_head(adapters: AdapterModel) -> None:
@@ -108,7 +131,7 @@ def _warn_of_head(adapters: AdapterModel) -> None:
 
 
 def list_set(folder: Path) -> list[str]:
-    """Return the names of the adapters that `export_set` wrote, which are those of their folders."""
+    """Return the names of the adapters that `export_set` wrote; `name_folders` has their folders."""
     header = saving.read_safetensors(folder / ROUTER)[1]
     with as_user_error(f"{folder}: expected adapters as `export_peft_set` leaves them, got", saving.MALFORMED):
         return [str(name) for name in json.loads(header["names"])]
@@ -121,13 +144,14 @@ def import_set(adapter_class: type[A], model: PreTrainedModel | str | Path, fold
     tensors, header = saving.read_safetensors(folder / ROUTER)
     with as_user_error(f"{folder}: expected adapters as `export_peft_set` leaves them, got", saving.MALFORMED):
         names, settings = list_set(folder), dict(json.loads(header["settings"]))
-        first = read_adapter(folder / names[0])
+        folders = [folder / name for name in name_folders(names)]
+        first = read_adapter(folders[0])
         if isinstance(model, (str, Path)):
             model = saving.load_model(model, first.origin["base"]["architecture"])
         adapters = adapter_class(model, **{**settings, "target_modules": list(first.layers)})
         adapters.settings = settings
-        for name in names:
-            import_adapter(adapters, folder / name, name, None, router=False, any_model=any_model)
+        for name, place in zip(names, folders, strict=True):
+            import_adapter(adapters, place, name, None, router=False, any_model=any_model)
         saving.copy_router(adapters, tensors)
         saving.copy_past_tasks(adapters, tensors)
         if any_model:

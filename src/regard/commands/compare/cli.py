@@ -34,7 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Compare, print, and write the page."""
     if len(args.runs) < 2:
-        raise UserError(f"expected at least two runs to compare, got {len(args.runs)}")
+        hint = (
+            f": {args.runs[0]} is a sweep; {args.runs[0] / 'trials'}/* are its runs, and its report.html compares them"
+        )
+        hint = hint if (args.runs[0] / "sweep.json").is_file() else ""
+        raise UserError(f"expected at least two runs to compare, got {len(args.runs)}{hint}")
     if len({run.resolve() for run in args.runs}) < len(args.runs):
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, args.runs))}")
     from rich.console import Console

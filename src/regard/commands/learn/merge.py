@@ -35,7 +35,7 @@ methods (the combination types of PEFT):
   linear, ties, dare_linear, dare_ties, magnitude_prune
             merges of A and B apart, at the adapters' rank; rough
 """
-COMMAND = "merge"
+COMMAND, SWEEP = "merge", "sweep.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +177,7 @@ def _write(
 
 def _read(path: Path, stack: ExitStack) -> Iterator[PeftAdapter]:
     """Read the adapters of a folder; those of a run, and of `save_pretrained`, are first written for PEFT."""
-    from regard.adapters.peft_format import CONFIG, ROUTER, list_set, read_adapter
+    from regard.adapters.peft_format import CONFIG, ROUTER, list_set, name_folders, read_adapter
     from regard.adapters.saving import METADATA
 
     if (path / CONFIG).is_file():
@@ -185,11 +185,17 @@ def _read(path: Path, stack: ExitStack) -> Iterator[PeftAdapter]:
         return
     if (path / RESULTS).is_file() or (path / METADATA).is_file():
         path = _export(path, stack)
-    names = (
-        list_set(path) if (path / ROUTER).is_file() else sorted(file.parent.name for file in path.glob(f"*/{CONFIG}"))
-    )
+    if (path / ROUTER).is_file():
+        names = name_folders(list_set(path))
+    else:
+        names = sorted(file.parent.name for file in path.glob(f"*/{CONFIG}"))
     if not names:
         expected = f"adapters of PEFT (folders with {CONFIG}), of save_pretrained, or a run of `regard learn`"
+        if (path / SWEEP).is_file():
+            raise UserError(
+                f"adapters: expected {expected}, got the sweep {path}, whose runs keep no models: "
+                f"`regard learn --config {path / 'trials'}/KEY --out DIR` learns one again, and keeps them"
+            )
         raise UserError(f"adapters: expected {expected}, got {path}")
     for name in names:
         yield read_adapter(path / name)
