@@ -41,6 +41,8 @@ class MethodConfig:
 
     newer: ClassVar[frozenset[str]] = frozenset()
     """Settings that came later: a run of before goes on as one that has their default."""
+    conditions: ClassVar[Mapping[str, tuple[RequiredSetting, ...]]] = {}
+    """Settings that are read only where others are as they are said to be."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
@@ -59,6 +61,17 @@ class MethodConfig:
             raise UserError(f"set: there is no setting {unknown[0]}{hint} are {', '.join(valid_names)}")
         return cls(**{name: _convert_value(name, value, hints[name]) for name, value in values.items()})
 
+    @classmethod
+    def unread(cls, values: Mapping[str, Any]) -> set[str]:
+        """Return the names among these settings, as values or texts, that nothing reads where the others are so."""
+        hints, defaults = get_type_hints(cls), {field.name: field.default for field in dataclasses.fields(cls)}
+        settings = defaults | {name: _convert_value(name, value, hints[name]) for name, value in values.items()}
+        return {
+            name
+            for name in values
+            if any(not requirement.holds(settings[requirement.name]) for requirement in cls.conditions.get(name, ()))
+        }
+
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -75,6 +88,26 @@ def suggest_name(name: str, valid_names: Iterable[str]) -> str:
     return f", did you mean {matches[0]!r}?" if matches else ""
 
 
+def share_settings(configs: Mapping[str, type[MethodConfig]], items: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return the settings among `items` that each of several methods gets: those that it reads with its others.
+
+    A setting that none of them reads goes to all that know it, which refuse it. Raises UserError if none knows it.
+    """
+    known = {method: {field.name for field in dataclasses.fields(config)} for method, config in configs.items()}
+    all_settings = {name for names in known.values() for name in names}
+    for name in items:
+        if name not in all_settings:
+            suggestion = suggest_name(name, sorted(all_settings))
+            raise UserError(f"set: none of {', '.join(configs)} has a setting {name}{suggestion}")
+    reads = {}
+    for method, config in configs.items():
+        own = {name: value for name, value in items.items() if name in known[method]}
+        with naming_method(method, tuple(configs)):
+            reads[method] = own.keys() - config.unread(own)
+    read_by_any = {name for names in reads.values() for name in names}
+    return {method: reads[method] | (known[method] & items.keys() - read_by_any) for method in configs}
+
+
 @contextmanager
 def naming_method(name: str, names: Sequence[str]) -> Iterator[None]:
     """Let a UserError about a setting say of which of several methods it is."""
@@ -83,7 +116,7 @@ def naming_method(name: str, names: Sequence[str]) -> Iterator[None]:
     except UserError as error:
         if len(names) < 2:
             raise
-        raise UserError(f"{error} (of {name}: all methods that know a setting get it, else run {name} alone)") from None
+        raise UserError(f"{error} (of {name}: all methods that read a setting get it, else run {name} alone)") from None
 
 
 def _convert_value(name: str, value: Any, field_type: Any) -> Any:

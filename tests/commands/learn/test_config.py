@@ -229,10 +229,38 @@ def test_methods_and_settings_that_cannot_be(said: dict[str, Any], told: str) ->
     assert str(raised.value).startswith(told)
 
 
+@pytest.mark.parametrize(
+    "method, given, expected",
+    [
+        ("sapt,progprompt", ("num_virtual_tokens=4",), [(), ("num_virtual_tokens=4",)]),
+        ("sapt,progprompt", ("num_virtual_tokens=10",), [(), ("num_virtual_tokens=10",)]),
+        (
+            "sapt,progprompt,o-lora",
+            ("num-virtual-tokens=4", "adapter_type=prompt", "r=2"),
+            [("num-virtual-tokens=4", "adapter_type=prompt"), ("num-virtual-tokens=4",), ("r=2",)],
+        ),
+        ("sapt,sapt-paper", ("reflection_weight=0.5", "r=2"), [("r=2",), ("reflection_weight=0.5", "r=2")]),
+        (
+            "finetune,sapt",
+            ("own_weight_floor=0.5", "floor_fraction=0.2"),
+            [(), ("own_weight_floor=0.5", "floor_fraction=0.2")],
+        ),
+        ("sapt", ("r=2",), [("r=2",)]),
+    ],
+)
+def test_each_of_several_methods_gets_the_settings_that_it_reads(
+    method: str, given: tuple[str, ...], expected: list[tuple[str, ...]]
+) -> None:
+    assert [config.set for config in split_methods(LearnConfig(method=method, set=given))] == expected
+
+
 def test_of_several_methods_the_one_whose_setting_cannot_be_is_named() -> None:
-    config = LearnConfig(method="sapt,progprompt", set=("num_virtual_tokens=4",))
+    config = LearnConfig(method="sapt,sequential-lora", set=("num_virtual_tokens=4",))
     with pytest.raises(UserError, match=r"^num_virtual_tokens: expected adapter_type=prompt.* \(of sapt: .* alone\)$"):
         split_methods(config)
+    for wrong in ("lora_alpha=0", "lora_alpha=much"):
+        with pytest.raises(UserError, match=r"^lora_alpha: expected a number.* \(of sapt: .* alone\)$"):
+            split_methods(LearnConfig(method="sapt,progprompt", set=(wrong,)))
     with pytest.raises(UserError, match=r"got adapter_type=lora$"):
         split_methods(LearnConfig(method="sapt", set=("num_virtual_tokens=4",)))
 

@@ -363,27 +363,22 @@ class LearnConfig(Config):
 
 
 def split_methods(config: LearnConfig) -> list[LearnConfig]:
-    """Return a configuration per method, each with the items of `set` that it knows.
+    """Return a configuration per method, each with the items of `set` that it knows and reads.
 
     Raises UserError if a method is unknown or named twice, or no method knows an item.
     """
-    from regard.continual.method import naming_method, suggest_name
+    from regard.continual.method import naming_method, share_settings
     from regard.continual.methods import method_named
     from regard.continual.own_method import naming_own_code
 
     names = [name.strip() for name in config.method.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
         raise UserError(f"method: expected names apart by commas, each once, got {config.method!r}")
-    settings_by_method = {name: {field.name for field in fields(method_named(name).Config)} for name in names}
-    all_settings = {field for settings in settings_by_method.values() for field in settings}
-    for name, _ in map(_pair, config.set if len(names) > 1 else ()):
-        if name not in all_settings:
-            raise UserError(
-                f"set: none of {', '.join(names)} has a setting {name}{suggest_name(name, sorted(all_settings))}"
-            )
+    config_classes = {name: method_named(name).Config for name in names}
+    shared = share_settings(config_classes, dict(map(_pair, config.set))) if len(names) > 1 else {}
     configs = []
-    for name, settings in settings_by_method.items():
-        values = config.set if len(names) == 1 else tuple(value for value in config.set if _pair(value)[0] in settings)
+    for name in names:
+        values = tuple(value for value in config.set if len(names) == 1 or _pair(value)[0] in shared[name])
         configs.append(replace(config, method=name, set=values))
         with naming_own_code(), naming_method(name, names):
             head = configs[-1].make_method().head  # which checks the settings
