@@ -58,6 +58,17 @@ def test_saved_and_restored(tmp_path: Path) -> None:
     assert found["matrix"] == [{"score": 50.0}]
 
 
+def test_what_a_resumed_run_computes_with_lies_in_memory_as_before(tmp_path: Path) -> None:
+    """Products of tensors that begin elsewhere than at a multiple of 64 bytes, as in a file, may round otherwise."""
+    tensors = {f"{number}": torch.ones(number, dtype=torch.float64) for number in range(1, 9)}
+    kept, network = MethodState([], tensors, {}), Tied()
+    state.save(tmp_path, 1, network, kept, {"identity": ABOUT})
+    restored = state.restore_state(tmp_path, network, ABOUT)
+    assert restored is not None
+    assert [value.data_ptr() % 64 for value in tensors.values()] == [0] * 8, "as PyTorch puts them"
+    assert [value.data_ptr() % 64 for value in restored[1].tensors.values()] == [0] * 8
+
+
 def test_tied_weights_are_written_once() -> None:
     assert set(state.collect_tensors(Tied())) == {"first.weight", "first.bias", "second.bias", "seen"}
 

@@ -139,8 +139,12 @@ def make_record(network: nn.Module, state: MethodState) -> dict[str, Any]:
 
 
 def method_state(record: Mapping[str, Any], tensors: dict[str, Tensor]) -> MethodState:
-    """Return what a method keeps, from its record and its tensors."""
-    return MethodState([ExampleRef(*example) for example in record["examples"]], tensors, record["values"])
+    """Return what a method keeps, from its record and its tensors.
+
+    These are copied: products of tensors that do not begin at a multiple of 64 bytes, as in a file, round otherwise.
+    """
+    own = {name: value.clone() for name, value in tensors.items()}
+    return MethodState([ExampleRef(*example) for example in record["examples"]], own, record["values"])
 
 
 def named_tensors(network: nn.Module) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,16 @@ def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> 
     assert tuple(back.diagnostics) == COLUMNS["diagnostics"]
     assert (tmp_path / "run" / "report.html").stat().st_size > 1000
     assert found.summary() is not None
+
+
+def test_what_a_killed_process_left_among_the_models_is_not_kept(found: LearnResult, tmp_path: Path) -> None:
+    models = tmp_path / "models" / "probe-1"
+    (models / ".index.json-ab12").mkdir(parents=True)
+    for name in ("index.json", ".index.json-ab12/index.json"):
+        (models / name).write_text("{}", encoding="utf-8")
+    replace(found, models=tmp_path / "models").save(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run" / "models" / "probe-1").rglob("*")] == ["index.json"]
+    LearnResult.load(tmp_path / "run")
 
 
 @pytest.mark.sample(5)

@@ -153,7 +153,8 @@ class LearnResult(RunResult):
     def write_artifacts(self, folder: Path) -> None:
         """Write the tasks' changes to the model, if saved."""
         if self.models is not None:
-            shutil.copytree(self.models, folder / MODELS, copy_function=_link)
+            leftovers = shutil.ignore_patterns(".*")  # of processes that were killed while they wrote
+            shutil.copytree(self.models, folder / MODELS, copy_function=_link, ignore=leftovers)
 
     @classmethod
     def read_artifacts(cls, folder: Path, metadata: Mapping[str, Any]) -> dict[str, Any]:
