@@ -203,6 +203,18 @@ def test_the_loss_is_its_formula() -> None:
             )
 
 
+def test_a_model_in_float64_has_its_loss_in_float64() -> None:
+    method = Idbr(IdbrConfig(memory_fraction=0.25, replay_interval=1, hidden_size=5))
+    learner = make_learner(stream(), method, loaded(dropout=0.0, dtype=torch.float64), BUDGET, seed=1)
+    run_first(learner, method)
+    rows = method.batches(learner, 1, learner.fine_tuning_phase()).rows(0)
+    with torch.no_grad():
+        loss = method.loss(learner, learner.network.eval(), rows)
+        by_hand_loss = by_hand(learner, method, rows, nsp=1.0, task_weight=1.0, generic_weight=0.5, specific_weight=0.5)
+    assert loss.dtype == torch.float64
+    assert by_hand_loss == pytest.approx(float(loss), rel=1e-12)
+
+
 def run_first(learner: Learner, method: Idbr) -> None:
     """The first task is over, untrained, and the second begins."""
     method.before_task(learner, 0)
@@ -211,7 +223,15 @@ def run_first(learner: Learner, method: Idbr) -> None:
     method.before_task(learner, 1)
 
 
-def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
+def by_hand(
+    learner: Learner,
+    method: Idbr,
+    rows: dict[str, Tensor],
+    nsp: float = 0.7,
+    task_weight: float = 0.3,
+    generic_weight: float = 0.2,
+    specific_weight: float = 0.9,
+) -> float:
     """Each row on its own, in both orders, without padding."""
     network, chosen, total = learner.network, method.config, 0.0
     assert isinstance(network, IdbrNetwork)
@@ -226,14 +246,14 @@ def by_hand(learner: Learner, method: Idbr, rows: dict[str, Tensor]) -> float:
             space = network.spaces(one)
             generic, specific = space[0, :5], space[0, 5:]
             total += entropy(network.head.classes(space)[0, list(own)], own.index(label)) / 2
-            total += 0.7 * entropy(network.orders(generic), order) / 2
+            total += nsp * entropy(network.orders(generic), order) / 2
             if rows["replays"][number]:
-                total += 0.3 * entropy(network.tasks(specific)[:2], int(task)) / 2
+                total += task_weight * entropy(network.tasks(specific)[:2], int(task)) / 2
             if order == 0:
                 before = method.previous_spaces[ExampleRef(int(task), int(row))]
                 weight = chosen.replay_reg_scale if rows["replays"][number] else chosen.new_reg_scale
                 moved = (space[0] - before).square()
-                total += weight * float(0.2 * moved[:5].mean() + 0.9 * moved[5:].mean())
+                total += weight * float(generic_weight * moved[:5].mean() + specific_weight * moved[5:].mean())
     return total
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods import METHODS
@@ -291,6 +292,32 @@ def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbro
     assert all(
         torch.equal(one, collect_tensors(unbroken.network)[name]) for name, one in collect_tensors(ran.network).items()
     )
+
+
+def test_flops_are_counted_in_the_first_step_again_where_no_checkpoint_was_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is taken, as in a run that was not broken off: without the counter some products round otherwise."""
+    monkeypatch.setattr("regard.continual.run.measure_flops", lambda *_: pytest.fail("a step of its own"))
+    counted = list[bool]()
+
+    class Counted(METHODS["finetune"]):  # type: ignore[misc]
+        def loss(self, learner: Learner, network: nn.Module, rows: dict[str, Tensor]) -> Tensor:
+            counted.append(len(_get_current_dispatch_mode_stack()) > 0)
+            if len(counted) == 3:
+                raise Broken
+            loss: Tensor = super().loss(learner, network, rows)
+            return loss
+
+    for unfinished in (False, True):
+        counted.clear()
+        if unfinished:
+            (tmp_path / "task-0001" / "stage-0" / ".unfinished-ab12").mkdir(parents=True)
+        method = Counted()
+        learner = make_learner(stream(), method, loaded(), BUDGET, seed=1)
+        with pytest.raises(Broken):
+            run_stream(learner, method, folder=tmp_path, resume=True, checkpoint_every=10)
+        assert counted == [True, False, False]
 
 
 @pytest.mark.exhaustive

@@ -34,6 +34,7 @@ from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory, reset_peak
 from regard.runs.rank import is_main_process, num_processes
+from regard.runs.snapshots import Snapshots
 from regard.training import TrainingConfig
 
 Diagnose = Callable[[Learner, int], list[Row]]
@@ -276,7 +277,7 @@ def _train_phase(
 
     folder = checkpoints.of_phase(learner.task, index)
     resume = checkpoints.resume and folder is not None
-    begun = resume and folder is not None and folder.exists()
+    begun = resume and folder is not None and bool(Snapshots(folder).paths())  # there may be an unfinished one alone
     takes_first = num_processes() == 1 and not begun
     flops = None if takes_first else measure_flops(learner, method, batches, phase)
     first = FirstStep(learner, method, phase)

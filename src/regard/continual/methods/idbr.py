@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
-from regard.continual.network import Network
+from regard.continual.network import Network, as_float32
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
 from regard.data.encoding import pad_rows
 from regard.errors import UserError
@@ -99,7 +99,7 @@ class IdbrNetwork(Network):
 
     def split_outputs(self, outputs: Tensor) -> IdbrOutputs:
         sizes = [len(self.head.bias), self.tasks.out_features, ORDERS, 2 * self.size]
-        return IdbrOutputs(*outputs.float().split(sizes, 1))
+        return IdbrOutputs(*as_float32(outputs).split(sizes, 1))
 
 
 def _make_rows(inputs: int, rows: int) -> nn.Linear:
@@ -175,7 +175,7 @@ class Idbr(method.Method):
         items = [*learner.items(task), *self.state.examples] if task else []
         network = learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
-            spaces = [space for rows in learner.iterate_batches(items) for space in network.spaces(rows).float()]
+            spaces = [space for rows in learner.iterate_batches(items) for space in as_float32(network.spaces(rows))]
         self.previous_spaces = dict(zip(items, spaces, strict=True))
 
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
