@@ -750,6 +750,16 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert message_of(tmp_path / "empty.jsonl").startswith("stream: expected rows in ")
     (tmp_path / "mine.txt").write_text("text")
     assert "expected a file with one of the suffixes .jsonl" in message_of(tmp_path / "mine.txt")
+    assert message_of(tmp_path / "mine.txt").endswith("mine.txt")
+    (tmp_path / "mine.json").write_text("[]")
+    assert message_of(tmp_path / "mine.json").endswith("mine.json; write its list as .jsonl, an object on each line")
+    (tmp_path / "headless.tsv").write_text("late again\tangry\n" * 9)
+    told = (
+        "found late again, angry; a stream has columns of the names text and label (or answer), and task if there are"
+    )
+    assert message_of(tmp_path / "headless.tsv").endswith(f"{told} several, which the first line says")
+    (tmp_path / "other.jsonl").write_text('{"message": "late", "kind": "angry"}\n' * 9)
+    assert message_of(tmp_path / "other.jsonl").endswith("(or answer), and task if there are several")
     (tmp_path / "bad.parquet").write_text("text")
     assert "expected a Parquet file" in message_of(tmp_path / "bad.parquet")
     path = write(tmp_path / "mine.jsonl", records("a"))
@@ -765,7 +775,13 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     for name in ("train.csv", "test.csv", "other.csv"):
         write(tmp_path / name, records("a"))
     assert message_of(tmp_path).endswith(f"in {tmp_path}; put test.csv, train.csv into {tmp_path}/TASK")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.txt").write_text("late again")
+    assert message_of(tmp_path).endswith(
+        "/a, there is none; of a folder for each class, or of other files, make a table (text, label)"
+    )
     write(tmp_path / "a/train.csv", records("a"))
+    assert message_of(tmp_path).endswith("/a, there is none")
     assert f"expected test (.jsonl, .csv, .tsv, .parquet) in {tmp_path / 'a'}" in message_of(tmp_path)
     write(tmp_path / "a/test.csv", records("b"))
     write(tmp_path / "a/test.jsonl", records("b"))

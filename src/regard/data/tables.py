@@ -137,6 +137,10 @@ def check_columns(required: Iterable[str], available: Iterable[str], location: s
     if missing := [name for name in required if name not in names]:
         columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
         hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
+        if option == STREAM and not {"text", "label", "answer", "task"}.intersection(names):
+            hint = "; a stream has columns of the names text and label (or answer), and task if there are several"
+            if find_table_suffix(location.rpartition(", ")[0]) in (".csv", ".tsv"):
+                hint += ", which the first line says"
         if blank := next((name for name in names if name != missing[0] == str(name).strip()), None):
             hint = f"; take the blanks around {blank!r} out of the line of names"
         hint = separator_hint(names, find_table_suffix(location.rpartition(", ")[0])) or hint
@@ -301,7 +305,8 @@ def read_records(path: Path, option: str = TASK) -> Records:
     """Iterate over line numbers and records of a table, read as its suffix says."""
     suffix = find_table_suffix(path.name)
     if suffix not in _READERS:
-        raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}")
+        hint = "; write its list as .jsonl, an object on each line" if suffix.startswith(".json") else ""
+        raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}{hint}")
     return _READERS[suffix](path, option)
 
 

@@ -179,7 +179,9 @@ def _read_folder(path: Path, task_type: TaskType | None, missing_values: Missing
         files = files_by_task[folder.name] = _find_split_files(folder)
         for split in ("train", "test"):
             if split not in files:
-                raise UserError(f"stream: expected {split} ({tables.list_suffixes()}) in {folder}, there is none")
+                expected = f"stream: expected {split} ({tables.list_suffixes()}) in {folder}, there is none"
+                hint = "" if files else "; of a folder for each class, or of other files, make a table (text, label)"
+                raise UserError(f"{expected}{hint}")
     if not files_by_task:
         names = [name for name in sorted(file.name for file in path.iterdir()) if tables.is_table(name)]
         splits = ", ".join(name for name in names if name.split(".")[0].lower() in SPLIT_NAMES)
