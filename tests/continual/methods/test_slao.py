@@ -56,6 +56,13 @@ def test_each_task_begins_from_the_last_and_is_merged_with_its_share() -> None:
         torch.testing.assert_close(first.B[MERGED], expected, rtol=0, atol=1e-12)
 
 
+def test_what_the_next_task_begins_from_and_no_answer_needs_is_counted() -> None:
+    """The B of queries and values in two layers of width 16, of rank 2, in float32; A is that of the merged adapter."""
+    method = made("slao", r=2)
+    ran = run_stream(make_learner(short(), method, loaded(), BUDGET, seed=1), method)
+    assert {row["memory_bytes"] for row in ran.rows["cost"]} == {4 * 2 * 2 * 16 * 2}
+
+
 @pytest.mark.parametrize("training, block", [(True, TUNED), (False, MERGED)])
 def test_one_block_learns_and_the_other_answers(training: bool, block: int) -> None:
     method = made("slao")

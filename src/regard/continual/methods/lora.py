@@ -170,6 +170,10 @@ class SlaoNetwork(PoolNetwork):
             return torch.ones(1, device=self.count.device)
         return torch.tensor([0.0, 1.0], device=self.count.device)
 
+    def kept_tensors(self) -> list[Tensor]:
+        """Return the B of the adapter that is trained, from which the next task begins; its A is the merged one."""
+        return [blocks.B[TUNED] for blocks in self.pool.adapters]
+
     @torch.no_grad()
     def orthonormalize_down(self) -> None:
         for blocks in self.pool.adapters:
