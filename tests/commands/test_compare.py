@@ -213,6 +213,24 @@ def test_figures_of_other_commands_are_their_means_or_last_values() -> None:
     assert "±" not in notes_of({"a": one_seed, "b": one_seed})[-1]
 
 
+def test_orders_of_heads_do_not_part_scores_without_dynamic_heads() -> None:
+    """All heads are constant: two runs with other rankings have the same model there, which was not compared."""
+    runs = {
+        order: ReplaceResult(replaced_run.scores(orders=(order,)), replaced_run.heads(), pd.DataFrame(), {})
+        for order in ("lambda", "random")
+    }
+    table = compare_figures(runs).set_index("figure")
+    means = {
+        name: run.scores.groupby(["task", "constants", "dynamic_fraction"])["score"].mean()
+        for name, run in runs.items()
+    }
+    row = table.loc["cola, mcc, average, any order, 0.0"]
+    assert row["lambda"] == pytest.approx(means["lambda"]["cola", "average", 0.0])
+    assert row["random"] == pytest.approx(means["random"]["cola", "average", 0.0])
+    assert row["difference"] == pytest.approx(row["random"] - row["lambda"])
+    assert math.isnan(table.loc["cola, mcc, average, lambda, 0.5", "random"])
+
+
 def test_a_run_with_a_task_more_is_said_to_have_other_tasks(runs: Path) -> None:
     """As a run that goes on with another: the difference of their means is of other tasks, not of learning."""
     found = LearnResult.load(runs / "short")

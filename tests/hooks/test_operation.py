@@ -116,13 +116,22 @@ def test_what_no_trained_model_has(given: Any, message: str, bert: Any) -> None:
         ({"layers": ["0"]}, r"layers: this model has no '0'; choose from 0 to \d, or pairs \(site, layer\)"),
         ({"layers": []}, r"layers: expected one layer at least, got none"),
         ({"sites": "cross"}, r"sites: this model has no 'cross'; choose from encoder"),
-        ({"train": True}, r"heads, train and any_model are for constants; choose where .* with layers="),
+        ({"train": True}, r"train and any_model are for constants; expected neither beside an operation or a function"),
     ],
     ids=str,
 )
 def test_places_that_are_not_there(options: dict[str, Any], message: str, bert: Any) -> None:
     with pytest.raises(UserError, match=message), regard.replacing(bert.model, "sigmoid", **options):
         pass
+
+
+def test_a_function_stands_in_whole_layers(bert: Any) -> None:
+    """The refusal said that heads are for constants, though an operation by its name may stand in some heads."""
+    expected = (
+        r"^heads: expected none beside a function, which stands in whole layers \(layers=\); in single heads stand"
+    )
+    with pytest.raises(UserError, match=expected):
+        regard.replacing(bert.model, lambda scores, keep: scores.softmax(-1), heads={(0, 1)})  # type: ignore[call-overload]
 
 
 def test_layers_are_not_of_constants(bert: Any) -> None:

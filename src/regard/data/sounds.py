@@ -13,6 +13,8 @@ from regard.data.media import MediaFiles
 from regard.errors import UserError, describe_error
 
 SUFFIXES = (".wav",)
+UNKNOWN_SIZE = 0x7FFF0000
+"""Bytes from which on the size in a header is none: of a stream, whose writer could not go back to it."""
 _EXPECTED = 'paths of .wav files, or {"array": samples, "sampling_rate": Hz} as the library datasets gives them'
 
 
@@ -74,12 +76,17 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
     try:
         with wave.open(str(path), "rb") as opened:
             width, channels, rate = opened.getsampwidth(), opened.getnchannels(), opened.getframerate()
-            frames = np.frombuffer(opened.readframes(opened.getnframes()), dtype=np.uint8).reshape(-1, width * channels)
+            stated, read = opened.getnframes(), opened.readframes(opened.getnframes())
+            frames = np.frombuffer(read, dtype=np.uint8).reshape(-1, width * channels)
     except (OSError, EOFError, ValueError, wave.Error) as error:
         advice = "whole numbers of 8 to 32 bits (PCM); ffmpeg -i FILE -c:a pcm_s16le NEW.wav makes one"
         raise UserError(
             f"audio: {path} cannot be read: {describe_error(error)}; expected a .wav of {advice}"
         ) from error
+    if len(frames) < stated and stated * width * channels < UNKNOWN_SIZE:
+        raise UserError(
+            f"audio: {path} is cut off: expected {stated:,} samples, as its header says; got {len(frames):,}"
+        )
     raw = frames.reshape(-1, width)
     padded = np.zeros((len(raw), 4), dtype=np.uint8)
     padded[:, 4 - width :] = raw if width > 1 else raw ^ 128  # of 8 bits alone they are without sign

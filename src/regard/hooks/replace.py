@@ -138,8 +138,13 @@ def replacing(
             raise UserError(f"heads: expected {expected} beside an operation of heads; got {heads!r}")
         return replacing_heads(model, constants, heads, example_inputs)
     if isinstance(constants, (AttentionSpec, str)) or callable(constants):
-        if heads is not None or train or any_model:
-            raise UserError("heads, train and any_model are for constants; choose where a function goes with layers=")
+        if heads is not None:
+            raise UserError(
+                "heads: expected none beside a function, which stands in whole layers (layers=); in single heads "
+                f"stand an operation by its name, zeros, identity, toeplitz, or a matrix; got {heads!r}"
+            )
+        if train or any_model:
+            raise UserError("train and any_model are for constants; expected neither beside an operation or a function")
         return override_attention(model, constants, layers, sites, example_inputs)
     if layers is not None or sites is not None:
         raise UserError("layers and sites are for operations; choose where constants go with heads=")

@@ -245,6 +245,22 @@ def test_a_sound_that_ends_within_a_sample_is_refused(tmp_path: Path) -> None:
         read_sounds([tmp_path / "cut.wav"]).read(0, RATE)
 
 
+def test_a_sound_that_ends_before_its_header_says_is_refused(tmp_path: Path) -> None:
+    """A copy that was interrupted was measured as a shorter sound. The header of a stream says no size."""
+    with wave.open(str(tmp_path / "whole.wav"), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(2)
+        file.setframerate(RATE)
+        file.writeframes(bytes(400))
+    whole = (tmp_path / "whole.wav").read_bytes()
+    (tmp_path / "cut.wav").write_bytes(whole[:-40])
+    with pytest.raises(UserError, match=r"cut\.wav is cut off: expected 100 samples, as its header says; got 90$"):
+        read_sounds([tmp_path / "cut.wav"]).read(0, RATE)
+    unknown = b"\xff" * 4
+    (tmp_path / "stream.wav").write_bytes(whole[:4] + unknown + whole[8:40] + unknown + whole[44:])
+    assert len(read_sounds([tmp_path / "stream.wav"]).read(0, RATE)) == 100
+
+
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_a_sound_too_short_for_the_model_is_refused_by_its_name(
     batch_size: int, folder: Path, regard: Regard, tmp_path: Path

@@ -99,6 +99,11 @@ def test_an_attention_may_have_changes_behind_its_name() -> None:
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
         ({"seed": 2**70}, "seed: expected a whole number of at least 0, got 1180591620717411303424"),
         ({"num_kv_heads": 3}, "num-kv-heads: expected a divisor of the 4 heads, got 3"),
+        ({"attention": "differential", "num_kv_heads": 1}, "num-kv-heads: expected an even number for differential"),
+        (
+            {"attention": "differential", "num_heads": 1},
+            "num-heads: expected an even number for differential attention",
+        ),
         ({"hidden_size": 12}, "num-heads: expected an even width of each for rotary positions, got 3"),
         ({"vocab_size": 5}, "vocab-size: expected a whole number of at least 257 or none, got 5"),
         ({"random_tokens": (0, 64)}, "random-tokens: expected tokens of the text to predict, none of 64 is left"),

@@ -5,6 +5,9 @@ from typing import Any, ClassVar
 
 from regard.runs.config import Config, config_field
 
+SMALLEST_PAGE = 0.3
+"""Megabytes of a page with one look, at least: half of them are there without any number."""
+
 
 def parse_heads(text: str) -> tuple[str, ...]:
     """Return the heads that a text lists as LAYER.HEAD, such as 3.5,4.0. Raises ValueError."""
@@ -37,7 +40,9 @@ class LookConfig(Config):
         syntax="heads such as 3.5,4.0",
     )
     megabytes: float = config_field(
-        4.8, "size of the page in megabytes; what does not fit is kept in less detail", minimum=0.3
+        4.8,
+        "size of the page in megabytes; what does not fit is kept in less detail",
+        minimum=SMALLEST_PAGE,
     )
     prompt: str = config_field("Describe the image.", "text beside an image, for models that read both", metavar="TEXT")
     part: str | None = config_field(

@@ -14,7 +14,7 @@ from regard import models
 from regard.adapters.shared import SharedAdapters
 from regard.attention.call import AttentionCall
 from regard.commands.look import encoding
-from regard.commands.look.config import LookConfig
+from regard.commands.look.config import SMALLEST_PAGE, LookConfig
 from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.commands.look.pictures import Patches, draw_picture, find_patches, name_tokens
@@ -109,7 +109,7 @@ def look(  # noqa: D417 - the options are described in the configuration
     if isinstance(model, (str, Path)):
         model = models.load(model, images=image is not None)
     pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
-    of_each = config.replace(megabytes=config.megabytes / len(pairs))
+    of_each = _share_page(config, len(pairs))
     name = "text" if image is None else "image"
     panes = [look_at(one, tokenizer, config=of_each, **{name: source}) for one, source in pairs]
     described = [{key: pane[key] for key in ("model", "data")} for pane in panes]
@@ -131,6 +131,16 @@ def _list_sources(text: Any, image: Any, config: LookConfig, *, is_alone: bool) 
         expected = "one text or image with --against, else one or two"
         raise UserError(f"text: expected {expected}, got {len(sources)}")
     return sources
+
+
+def _share_page(config: LookConfig, looks: int) -> LookConfig:
+    """Return the options of each look of a page. Raises UserError if a share is too small for one."""
+    if config.megabytes < looks * SMALLEST_PAGE:
+        raise UserError(
+            f"megabytes: expected at least {looks * SMALLEST_PAGE:g} for {looks} looks, {SMALLEST_PAGE:g} for each; "
+            f"got {config.megabytes:g}"
+        )
+    return config.replace(megabytes=config.megabytes / looks)
 
 
 def look_at(

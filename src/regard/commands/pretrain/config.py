@@ -110,6 +110,12 @@ class PretrainConfig(Config):
         for name, is_wrong, expected, value in (
             ("num-heads", self.hidden_size % heads, f"a divisor of the hidden size {self.hidden_size}", heads),
             ("num-kv-heads", heads % (kv_heads or heads), f"a divisor of the {heads} heads", kv_heads),
+            (
+                "num-heads" if kv_heads is None else "num-kv-heads",
+                spec.differential and (kv_heads or heads) % 2,
+                "an even number for differential attention, which joins heads in pairs",
+                kv_heads or heads,
+            ),
             ("num-heads", is_rotary and width % 2, "an even width of each for rotary positions", width),
             ("warmup-steps", warmup > steps, f"at most the {steps} steps", warmup),
             ("data", not self.data, "at least one source of text", "none"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.commands.replace.charts import Picture, order_panels, pictures, score_panels
 from regard.commands.replace.page import replace_page
-from regard.commands.replace.scores import Outcome, intervals
+from regard.commands.replace.scores import ATTENTION, Outcome, intervals
 from regard.commands.replace.terminal import replace_summary
 from regard.commands.replace.words import brief_loss, describe_fraction
 from regard.constants import count_dynamic
@@ -32,6 +32,8 @@ HEADS, CONSTANTS = "heads.json", "constants.safetensors"
 HEAD_COLUMNS = ("site", "layer", "head", "rank", "value", "pattern")
 COST_COLUMNS = ("dynamic_fraction", "latency_ms", "relative_time", "relative_time_low", "relative_time_high", "flops")
 ReplaceKind = Literal["fractions", "orders", "constants"]
+ANY_ORDER = "any order"
+"""Ranking in figures of a model without dynamic heads."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,11 +108,16 @@ class ReplaceResult(RunResult):
         return draw_panels(panels)
 
     def figures_by_seed(self) -> dict[str, dict[Any, float]]:
-        """Return the score of each model of several, task, source, order of heads and fraction, by seed."""
+        """Return the score of each model of several, task, source, order of heads and fraction, by seed.
+
+        With all heads constant there is no order, so that these figures are those of runs with another one.
+        """
         keys = ["task", "metric", "constants", "rank_heads_by", "dynamic_fraction"]
         if self.scores["model"].nunique() > 1:
             keys = ["model", *keys]
-        groups = self.scores.groupby(keys, sort=False, dropna=False)
+        has_order = (self.scores["dynamic_fraction"] != 0) | (self.scores["rank_heads_by"] == ATTENTION)
+        scores = self.scores.assign(rank_heads_by=self.scores["rank_heads_by"].where(has_order, ANY_ORDER))
+        groups = scores.groupby(keys, sort=False, dropna=False)
         return {
             ", ".join(map(str, key)): dict(zip(rows["seed"], map(float, rows["score"]), strict=True))
             for key, rows in groups
