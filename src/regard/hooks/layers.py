@@ -44,6 +44,16 @@ class NeedsInputs(UserError):
     """A model takes neither a few tokens nor one image alone."""
 
 
+class WrongExample(UserError):
+    """A model does not take a batch that was given as an example, for the `reason` that it gives."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any], reason: str) -> None:
+        super().__init__(
+            f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}: {reason}"
+        )
+        self.reason = reason
+
+
 def find_attention_layers(model: nn.Module, example_inputs: Inputs = None) -> list[AttentionLayer]:
     """Return every attention layer of a model, in the order of a forward.
 
@@ -239,8 +249,7 @@ def _needs_inputs(model: Any, error: Exception) -> NeedsInputs:
 def run_example(model: Any, inputs: Any) -> None:
     """Run a forward of a user's batch. Raise a UserError if the model does not take it."""
     moved = read_example(model, inputs)
-    problem = f"example_inputs: expected a batch that {type(model).__name__} takes, got {', '.join(inputs)}"
-    with refusing(lambda error: UserError(f"{problem}: {shorten_error(error)}")):
+    with refusing(lambda error: WrongExample(model, inputs, shorten_error(error))):
         model(**moved)
 
 

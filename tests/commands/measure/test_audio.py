@@ -283,3 +283,11 @@ def test_the_shortest_sound_is_that_of_the_fewest_seconds(tmp_path: Path) -> Non
     assert Sounds((broken, two, one, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
     assert Sounds((broken, two, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
     assert Sounds((broken, 7), "here").find_shortest() == 0
+
+
+def test_sounds_that_the_model_does_not_take(folder: Path) -> None:
+    """The comparison of layers reads the first; its refusal spoke of `example_inputs`, which measure does not have."""
+    model = transformers.WhisperModel.from_pretrained(folder / "whisper")  # reads 2 seconds
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, sampling_rate=RATE, chunk_length=1)
+    with pytest.raises(UserError, match=r"^audio: WhisperModel does not take what its processor makes of them: "):
+        regard.measure(model, extractor, audio=[{"array": tone(1.0, 0), "sampling_rate": RATE}])

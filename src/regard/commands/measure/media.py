@@ -2,7 +2,8 @@
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,7 +14,7 @@ from regard import models
 from regard.commands.measure.config import MeasureConfig
 from regard.data import Images, Sounds, Texts, Videos
 from regard.errors import UserError, warn_user
-from regard.hooks.layers import evaluation_mode
+from regard.hooks.layers import WrongExample, evaluation_mode
 from regard.models.pretrained import resolve_model
 from regard.models.processors import (
     Kind,
@@ -112,6 +113,21 @@ def example_of(loaded: models.Loaded, media: Media, config: MeasureConfig) -> di
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return media_inputs(loaded, media, [0], config)
+
+
+@contextmanager
+def naming_media(model: Any, media: Media | None) -> Iterator[None]:
+    """Let the refusal of an example that is made of the first of the media speak of these."""
+    try:
+        yield
+    except WrongExample as error:
+        assert media is not None, "there is an example of media alone"
+        raise refuse_media(kind_of(media), model, error.reason) from error
+
+
+def refuse_media(kind: Kind, model: Any, reason: str) -> UserError:
+    """Return the error of a model that does not take what its processor makes."""
+    return UserError(f"{kind}: {type(model).__name__} does not take what its processor makes of them: {reason}")
 
 
 def _num_frames(loaded: models.Loaded, config: MeasureConfig) -> int | None:

@@ -23,7 +23,9 @@ from regard.commands.measure.media import (
     kind_of,
     load_for,
     media_inputs,
+    naming_media,
     random_states,
+    refuse_media,
     select_media,
     warn_of_chance,
 )
@@ -126,7 +128,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
         options: dict[str, Any] = {"layers": config.layer_ids, "part": config.part, "verify": verify}
         example = None if media is None or config.part else partial(example_of, loaded, media, config)
         observing = watching(loaded.model, selected, **options, example_inputs=example)
-        with eval_no_grad(loaded.model), observing as observer:
+        with naming_media(loaded.model, media), eval_no_grad(loaded.model), observing as observer:
             shard = local_shard(torch.arange(num_samples))
             indices = shard.split(batch_size) if len(shard) else ()  # no empty forward
             perturbation = _make_perturbation(loaded, sources, selected, config)
@@ -279,8 +281,7 @@ def _run_batches(
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             if read is None or isinstance(error, UserError):
                 raise
-            problem = f"{type(model).__name__} does not take what its processor makes of them"
-            raise UserError(f"{read}: {problem}: {describe_error(error)[:300]}") from error
+            raise refuse_media(read, model, describe_error(error)[:300]) from error
         if isinstance(output, Tensor) and not bool(output.isfinite().all()):
             observer.close()  # which names the layer if the weights show it
             layer = f"output of the last layer in batch {number}"
