@@ -80,6 +80,15 @@ def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny,
 
 
 @pytest.mark.exhaustive
+def test_epochs_of_probes_are_counted(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
+    """Of masked words a probe takes minutes, for which nothing moved."""
+    seen: list[ProgressEvent] = []
+    settings = {"rank_heads_by": "first-layers", "dynamic_fractions": 1.0, "constants": "identity"}
+    replaced(tiny, reviews, tmp_path, **settings, on_progress=seen.append)
+    counted = [(event.step, event.steps) for event in seen if event.phase == "scoring the model as it is"]
+    assert counted == [(0, None), (1, 4), (2, 4), (3, 4), (4, 4)], "two epochs of each of two probes"
+
+
 def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     found = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0))
     found.save(tmp_path / "run")

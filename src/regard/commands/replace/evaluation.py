@@ -50,7 +50,8 @@ ORIGINAL = "none"
 class HeadEvaluation:
     """Scores of one model on one task, kept in the journal, with constants in `folder`.
 
-    Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part.
+    Gates and constants are trained at rates of their own (None: the evaluator's). `step` is called before each part,
+    `count` with how many epochs of its probes are done, of how many.
     """
 
     evaluator: ProbeEvaluator | PerplexityEvaluator
@@ -59,6 +60,7 @@ class HeadEvaluation:
     journal: Journal
     folder: Path
     step: Callable[[str], None]
+    count: Callable[[int, int], None]
 
     def scores(self, constants: Constants | None, heads: Sequence[Head], seeds: Sequence[int]) -> Scored:
         """Return the scores with these heads constant (no constants: none)."""
@@ -76,7 +78,7 @@ class HeadEvaluation:
         missing = [seed for seed in seeds if f"score {key} {seed}" not in self.journal]
         if missing:
             with state:
-                for seed, score in self.evaluator.scores(key, missing):
+                for seed, score in self.evaluator.scores(key, missing, self.count):
                     self.journal.add(f"score {key} {seed}", score)
         return Scored({seed: float(self.journal[f"score {key} {seed}"]) for seed in seeds})
 

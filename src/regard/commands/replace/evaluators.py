@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +32,8 @@ def read_batches(encoded: Encoded) -> Iterator[dict[str, Tensor]]:
 class ProbeEvaluator:
     """A probe behind the frozen encoder, fitted from scratch for each seed.
 
-    `scores` yields (seed, score) of the model in the state that `key` names; states are stored in `folder`.
+    `scores` yields (seed, score) of the model in the state that `key` names; states are stored in `folder`, and `count`
+    is called after each epoch of a probe with those done, of all seeds together, and their number.
     `train` trains parameters in the encoder together with a probe, which is discarded, configured by `through`.
     """
 
@@ -47,14 +49,15 @@ class ProbeEvaluator:
     def metric(self) -> str:
         return self.task.metric
 
-    def scores(self, key: str, seeds: Sequence[int]) -> Iterator[tuple[int, float]]:
+    def scores(self, key: str, seeds: Sequence[int], count: Callable[[int, int], None]) -> Iterator[tuple[int, float]]:
         names = (f"train-{key}", f"validation-{key}")
         splits = (self.train_rows, self.validation_rows)
         train, validation = (self._states(split, name) for split, name in zip(splits, names, strict=True))
         task, labels = self.task, self.validation_rows.labels
-        options = {"activation": self._activation, "device": self.model.device}
-        for seed in seeds:
+        options: dict[str, Any] = {"activation": self._activation, "device": self.model.device}
+        for number, seed in enumerate(seeds):
             targets, classes = self.train_rows.labels, self._classes
+            options["on_epoch"] = partial(_count_epochs, count, number, len(seeds))
             probe = training.fit_probe(task.kind, train, targets, classes, self.settings, seed, **options)
             predictions = training.predict(probe, validation, labels=labels)
             yield seed, training.score(task.metric, labels, predictions, task.labels)
@@ -101,6 +104,13 @@ class ProbeEvaluator:
         rows = self.train_rows
         for index in batch_rows(len(rows), self.through.batch_size, seed, epoch):
             yield rows.inputs(index), rows.attention_mask[index], rows.labels[index]
+
+
+def _count_epochs(
+    count: Callable[[int, int], None], probes_done: int, num_probes: int, epoch: int, num_epochs: int, loss: float
+) -> None:
+    """Count an epoch of a probe among those of all probes."""
+    count(probes_done * num_epochs + epoch, num_probes * num_epochs)
 
 
 @dataclass(frozen=True)

@@ -113,10 +113,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
         config.check_constants_from()
     start = time.perf_counter()
 
-    def report(phase: str) -> None:
-        if on_progress is not None:
-            on_progress(ProgressEvent(phase=phase))
-
+    report = _Report(on_progress)
     with open_work_dir(work_dir, command="replace", parts=PARTS, resume=resume, keep=keep_work_dir) as work:
         language_model = (task.name if isinstance(task, Task) else task) == LANGUAGE_MODEL
         modes = {LANGUAGE_MODEL: language_model, "published": isinstance(task, Task) or task in TASKS}
@@ -147,6 +144,7 @@ def replace(  # noqa: D417 - the options are described in the configuration
             journal=work.journal,
             folder=work.folder / CONSTANTS,
             step=report,
+            count=report.count,
         )
         if config.sources and not isinstance(elsewhere, Constants):
             inputs, source = elsewhere or (train, read.source)
@@ -171,6 +169,22 @@ def replace(  # noqa: D417 - the options are described in the configuration
     head_table = pd.DataFrame(heads, columns=list(HEAD_COLUMNS))
     cost_table = pd.DataFrame(costs, columns=list(COST_COLUMNS))
     return ReplaceResult(scores, head_table, cost_table, metadata, matrices, artifact)
+
+
+class _Report:
+    """Reports each part of a run, and how much of the latest is done."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self._on_progress, self._phase = on_progress, ""
+
+    def __call__(self, phase: str) -> None:
+        self._phase = phase
+        if self._on_progress is not None:
+            self._on_progress(ProgressEvent(phase=phase))
+
+    def count(self, done: int, total: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(ProgressEvent(phase=self._phase, step=done, steps=total))
 
 
 def _named(task: Any, others: Sequence[Any]) -> str | Task:
