@@ -118,8 +118,17 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a folder"):
+    """Its text files, also nested, by path; hidden and other files are left out."""
+    with pytest.raises(UserError, match=r"^texts: expected files \(\.txt, .*\) in the folder .*, found none$"):
         read_texts([tmp_path])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "2.jsonl").write_text('{"text": "second"}\n{"text": "third"}\n')
+    (tmp_path / "a.txt").write_text("first")
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    (tmp_path / "notes.csv").write_text("text\nother\n")
+    read = read_texts([tmp_path])
+    assert read.documents == ("first", "second", "third")
+    assert read.source == str(tmp_path)
 
 
 def test_no_files() -> None:

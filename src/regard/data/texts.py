@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.data.files import list_files
 from regard.data.tables import (
     check_columns,
     decode_pieces,
@@ -116,7 +117,7 @@ class Texts:
 
 
 def read_texts(paths: Sequence[str | Path]) -> Texts:
-    """Read the documents of all files, in order; "-" is standard input, one document."""
+    """Read the documents of all files, in order, and of those in folders; "-" is standard input, one document."""
     if not paths:
         raise UserError(f"texts: expected at least one file ({', '.join(SUFFIXES)}) or -, got none")
     texts = [document for path in paths for document in _read(path)]
@@ -154,10 +155,12 @@ def _read(path: str | Path) -> list[str]:
         return ["".join(_require_text(pieces, "standard input", _OPTION))]
     path = Path(path)
     allowed = ", ".join(SUFFIXES)
-    if path.is_dir():
-        raise UserError(f"texts: expected files ({allowed}), {path} is a folder")
-    check_file(path, f"a file with one of the suffixes {allowed}, or -;", _OPTION)
-    return ["".join(document) for document in read_documents(path, _OPTION)]
+    files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES] if path.is_dir() else [path]
+    if not files:
+        raise UserError(f"texts: expected files ({allowed}) in the folder {path}, found none")
+    if not path.is_dir():
+        check_file(path, f"a file with one of the suffixes {allowed}, a folder of such, or -;", _OPTION)
+    return ["".join(document) for file in files for document in read_documents(file, _OPTION)]
 
 
 def check_file(path: Path, expected: str, option: str) -> None:

@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--text",
         nargs="+",
         action="extend",
-        metavar="FILE",
-        help=".txt, .jsonl (key text), .parquet (column text), or - for standard input; default: Python's own "
-        "documentation",
+        metavar="PATH",
+        help=".txt, .jsonl (key text), .parquet (column text), folders of these, or - for standard input; "
+        "default: Python's own documentation",
     )
     parser.add_argument(
         "--images", nargs="+", action="extend", metavar="PATH", help="image files, or folders of them, in place of text"
