@@ -438,6 +438,11 @@ def test_a_mistake_is_found_before_the_model_is_looked_for(settings: dict[str, A
             "layers: there is no attention in -1, but entropy measure it; choose from 0, 1",
         ),
         ({"length": 7}, "statistics: sink_rate has no data: 7 windows of 7 tokens are too few"),
+        (
+            {"minimum_queries": 30},
+            "statistics: sink_rate has no data: 7 windows of 20 tokens are too few or too short for this model. "
+            "Increase --samples or --length, lower --minimum-queries (now 30), or remove it",
+        ),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import pandas as pd
 from torch import Tensor
 
 from regard import data, models
-from regard.commands.measure.config import MeasureConfig
+from regard.commands.measure.config import OF_SINKS, MeasureConfig
 from regard.commands.measure.media import Media, kind_of
 from regard.commands.measure.perturbation import describe_replacement
 from regard.data.tokenizers import token_names
@@ -84,9 +84,12 @@ def check_statistics(observer: Watch, config: MeasureConfig, columns: Sequence[C
     elif media is not None:
         raise UserError(f"statistics: {', '.join(empty)} cannot be measured on these {kind_of(media)}")
     elif empty:
+        of_sinks = not set(OF_SINKS).isdisjoint(empty)
+        lower = f"lower --minimum-queries (now {config.minimum_queries}), " if of_sinks else ""
         raise UserError(
             f"statistics: {', '.join(empty)} has no data: {config.samples} windows of {config.length} tokens are too "
-            "few or too short for this model. Increase --samples or --length, or remove it from --statistics."
+            f"few or too short for this model. Increase --samples or --length, {lower}or remove it from "
+            "--statistics."
         )
 
 
