@@ -48,6 +48,21 @@ def test_a_notebook_gets_a_bar_and_each_note_once(
     assert (shown.out + shown.err).count("a note") == 1
 
 
+@shown_in_notebook()
+def count_then_end(*, on_progress: OnProgress | None = None) -> None:
+    if on_progress is not None:
+        on_progress(ProgressEvent(phase="counting", step=4, steps=4))
+        on_progress(ProgressEvent(phase="ending"))
+
+
+def test_a_part_without_a_count_does_not_keep_that_of_the_part_before(
+    notebook: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook(kernel=object())
+    count_then_end()
+    assert "0/?" in capsys.readouterr().err.rpartition("ending")[2]
+
+
 def test_events_of_a_commands_own_are_adapted(
     notebook: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -52,3 +52,13 @@ def test_names_with_brackets_are_shown_as_they_are() -> None:
     with progress._bar(console) as show:
         show(ProgressEvent(phase="task [/b] of [red]", step=1, steps=2))
     assert "task [/b] of [red]" in file.getvalue()
+
+
+def test_a_part_without_a_count_does_not_keep_that_of_the_part_before() -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=True, width=100)
+    with progress._bar(console) as show:
+        show(ProgressEvent(phase="scoring", step=4, steps=4))
+        show(ProgressEvent(phase="timing"))
+    assert "timing" in file.getvalue()
+    assert "0/?" in file.getvalue().rpartition("timing")[2]

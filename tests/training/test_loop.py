@@ -85,6 +85,18 @@ def test_it_is_the_plain_loop() -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
 
 
+def test_it_trains_where_gradients_are_off() -> None:
+    """As in a notebook that turned them off: the loss was refused, for it had none."""
+    plan = TrainingConfig(max_steps=3, batch_size=8, learning_rate=1e-2, warmup_steps=0, logging_steps=1, seed=3)
+    models = net(), net()
+    on = trained(models[0], plan)
+    with torch.no_grad():
+        off = trained(models[1], plan)
+        assert not torch.is_grad_enabled()
+    assert [row["loss"] for row in off.history] == [row["loss"] for row in on.history]
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
 def test_parameters_may_have_rates_of_their_own() -> None:
     plain, still = net(), net()
     names = [name for name, _ in plain.named_parameters()]

@@ -177,6 +177,8 @@ def _bar(console: Console) -> Iterator[OnProgress]:
             if event.note and event.note not in notes:
                 notes.add(event.note)
                 console.print(event.note, soft_wrap=True, markup=False)
+            if event.steps is None:  # for which `update` keeps that of the phase before
+                bar.tasks[0].total = None
             bar.update(task, description=str(event), completed=event.step, total=event.steps)
 
         yield show
@@ -222,7 +224,9 @@ def _notebook_bar() -> Iterator[OnProgress]:
             if event.note and event.note not in notes:
                 notes.add(event.note)
                 bar.write(event.note)
-            if event.steps is not None and event.steps != bar.total:
+            if event.steps is None:  # for which `reset` keeps that of the phase before
+                bar.total = None
+            elif event.steps != bar.total:
                 bar.reset(event.steps)
             bar.n = event.step
             bar.set_description_str(str(event), refresh=False)

@@ -143,7 +143,12 @@ def train(
         batches = BatchLoader(batch, placed, plan, trim)
         run = _Run(plan, placed, batches, loss, count, snapshots, journal, watchers, on_progress, correct, unit)
         progress = _restore_progress(run, resume)
-        with placement.isolated_rng(placed.device), run_trackers(accelerator, vars(plan)), restore_modes(model):
+        with (
+            placement.isolated_rng(placed.device),
+            run_trackers(accelerator, vars(plan)),
+            restore_modes(model),
+            torch.enable_grad(),  # notebooks turn gradients off once for all
+        ):
             _take_steps(run, progress)
     return TrainResult([_named(row, unit) for row in progress.history], progress.seconds, progress.step)
 
