@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.chunks import RowChunk, RowChunks
+from regard.attention.gradients import first_order
 from regard.attention.weightings import EPSILON
 
 CHUNK = 64
@@ -152,7 +152,7 @@ class _Chunked(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, totals = ctx.saved_tensors
         plan, chunks = ctx.plan, RowChunks(query, key)

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
 from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
+from regard.attention.gradients import first_order
 from regard.attention.lse_kernels import FLASH_FORWARD
 
 MIN_BLOCK, MAX_BLOCK = 64, 128
@@ -118,7 +118,7 @@ class _FlashAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         assert FLASH_BACKWARD is not None
         (grad,) = grads

@@ -1,10 +1,13 @@
-"""Functions that compute no gradients."""
+"""Functions that compute no gradients, or those of first order alone."""
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.autograd.function import once_differentiable
+
+from regard.errors import UserError
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -23,5 +26,26 @@ def no_grad(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
             return function(*args, **kwargs)
         with torch.no_grad():
             return function(*args, **kwargs)
+
+    return run
+
+
+def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the backward pass of a function whose gradients have none themselves, which refuses to be asked for such.
+
+    Without the refusal they are refused in words of PyTorch, or are silently constants where the gradient that comes in
+    is one.
+    """
+    once = once_differentiable(backward)
+
+    @wraps(backward)
+    def run(*args: Any) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise UserError(
+                "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
+                "attn_implementation='eager' of the model has it, and backend='materialised' of other operations than "
+                "softmax"
+            )
+        return once(*args)
 
     return run

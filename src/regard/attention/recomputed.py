@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.attention.call import AttentionCall, Operation
 from regard.attention.chunks import AttentionSpan, RowChunk, RowChunks, Tile
 from regard.attention.fused import column_score
+from regard.attention.gradients import first_order
 from regard.attention.inplace_weightings import INPLACE_WEIGHTINGS
 
 ROWS, KEYS = 64, 1024
@@ -257,7 +257,7 @@ class _Recomputed(torch.autograd.Function):
         return output, share
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor, share_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         query, key, value, distance_bias, column, row_stats, output, share = ctx.saved_tensors
         chunks = RowChunks(query, key)

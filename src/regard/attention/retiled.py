@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 
 from regard.attention.call import QKV, AttentionCall
+from regard.attention.gradients import first_order
 from regard.attention.one_token import EXACT
 from regard.attention.onepass import one_pass
 from regard.attention.reduction import ReductionRequest
@@ -85,7 +85,7 @@ class _Retiled(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sink, *masks, output = ctx.saved_tensors
         call = _make_call(query, key, value, sink, ctx.options, *masks)

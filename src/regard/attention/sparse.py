@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn.functional import dropout, embedding_bag, pad
 
 from regard.attention import reference
 from regard.attention.blockwise import blocks, blockwise
 from regard.attention.call import AttentionCall, Operation, visible_mask
+from regard.attention.gradients import first_order
 from regard.attention.retiled import is_plain_on_cpu
 from regard.attention.tracing import has_transforms
 
@@ -162,7 +162,7 @@ class _Products(torch.autograd.Function):
         return pairs.products(queries, keys)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         queries, keys = ctx.saved_tensors
         return ctx.pairs.sum_keys(grad, keys), ctx.pairs.sum_queries(grad, queries), None
@@ -178,7 +178,7 @@ class _WeightedValues(torch.autograd.Function):
         return pairs.sum_keys(weights, values)
 
     @staticmethod
-    @once_differentiable
+    @first_order
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, values = ctx.saved_tensors
         return ctx.pairs.products(grad, values), ctx.pairs.sum_queries(weights, grad), None

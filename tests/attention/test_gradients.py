@@ -1,0 +1,45 @@
+"""Gradients of gradients: refused in one line where a backend has none, never left out."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention.call import AttentionCall, Operation
+from regard.attention.operator import compute_output, select_backend
+from regard.attention.spec import ATTENTIONS, AttentionSpec
+from regard.errors import UserError
+
+TOKENS = 160
+OPERATIONS = {"sparse": "top-8", "fused": "off-by-one", "pointwise": "sigmoid", "rowwise": "softpick"}
+"""An attention that each backend has."""
+
+
+def output_of(spec: AttentionSpec, backend: str, leaves: list[Tensor]) -> Tensor:
+    operation = replace(Operation.from_spec(spec), backend=backend)
+    sink = torch.zeros(2) if spec.extra == "zero" else None
+    query, key, value = leaves
+    call = AttentionCall(query=query, key=key, value=value, causal=True, scale=0.5, sink=sink, operation=operation)
+    assert select_backend(call, operation) == backend
+    return compute_output(call)
+
+
+@pytest.mark.parametrize("backend", list(OPERATIONS))
+@pytest.mark.parametrize("is_constant", [False, True], ids=["grad", "constant grad"])
+def test_gradients_of_gradients_are_refused(backend: str, is_constant: bool) -> None:
+    """PyTorch refused them in words of its own; where the gradient of the output is a constant, it gave none."""
+    spec = ATTENTIONS[OPERATIONS[backend]]
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, TOKENS, 4, requires_grad=True) for _ in range(3)]
+    output = output_of(spec, backend, leaves)
+    loss = output.sum() if is_constant else output.square().sum()
+    with pytest.raises(UserError, match=r"^attention: expected no gradient of its gradient \(create_graph=True\)"):
+        torch.autograd.grad(loss, leaves, create_graph=True)
+    output = output_of(spec, backend, leaves)
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.square().sum(), leaves))
+    if backend == "fused":
+        return  # softmax with a sink is computed so whatever is chosen
+    loss = output_of(spec, "materialised", leaves).square().sum()
+    (grad,) = torch.autograd.grad(loss, leaves[:1], create_graph=True)
+    assert torch.autograd.grad(grad.square().sum(), leaves[0])[0].abs().sum() > 0
