@@ -22,6 +22,7 @@ from regard.data.tables import (
     check_columns,
     decode_pieces,
     find_table_suffix,
+    is_unicode,
     read_parquet,
     read_pieces,
     read_records,
@@ -205,6 +206,8 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
         elif documents and isinstance(documents[0], Mapping):
             got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
         raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")
+    if (broken := next((n for n, document in enumerate(documents) if not is_unicode(document)), None)) is not None:
+        raise UserError(f"texts: expected Unicode in document {broken}, got half of a surrogate pair")
     return Texts.of(documents, "given in Python")
 
 

@@ -214,6 +214,8 @@ def test_what_does_not_fit_or_is_cut_is_said(tokenizer: Any) -> None:
     assert enough - 0.2 < len(page.encode()) / 1e6 <= enough
     with pytest.raises(UserError, match=r"^text: expected a text, got none"):
         regard.look(model, tokenizer)
+    with pytest.raises(UserError, match=r"^text: expected Unicode, got half of a surrogate pair$"):
+        regard.look(model, tokenizer, "half \ud800")
     with pytest.raises(UserError, match=r"^megabytes: expected at least 0\.6 for 2 looks, 0\.3 for each; got 0\.5$"):
         regard.look(model, tokenizer, ["one text", "another"], megabytes=0.5)
     assert len(regard.look(model, tokenizer, ["one text", "another"], megabytes=0.6).panes) == 2

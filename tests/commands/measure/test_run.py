@@ -380,6 +380,7 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"bos": "maybe"}, "bos: expected one of keep, drop, add, got 'maybe'"),
         ({"statistics": "sink_rate,charm"}, "unknown statistic 'charm'; expected default, all, or some of: sink_rate"),
         ({"statistics": []}, "unknown statistic (none given)"),
+        ({"texts": ["w1", "w2 \ud800"]}, "texts: expected Unicode in document 1, got half of a surrogate pair"),
         ({"texts": "one string"}, "texts: expected a list of at least one document, each a string; got one string"),
         ({"texts": []}, "texts: expected a list of at least one document, each a string; got none"),
         (

@@ -19,6 +19,7 @@ from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.commands.look.pictures import Patches, draw_picture, find_patches, name_tokens
 from regard.data import Images
+from regard.data.tables import is_unicode
 from regard.data.tokenizers import encode_beginning
 from regard.errors import UserError
 from regard.hooks import watching
@@ -205,6 +206,8 @@ def look_at_inputs(
 def _read_text(loaded: models.Loaded, text: str | None, config: LookConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"text: expected a text, got {'none' if text is None else repr(text)[:40]}")
+    if not is_unicode(text):
+        raise UserError("text: expected Unicode, got half of a surrogate pair")
     notes, limits = [], [config.length, models.maximum_length(loaded.model, loaded.tokenizer)]
     limit = min(limit for limit in limits if limit is not None)
     encoded, number = encode_beginning(loaded.tokenizer, text, limit=limit)
