@@ -33,7 +33,8 @@ class RowChunks:
         """Choose `num_groups` so that `entries` for each query head fill about `BYTES`."""
         size = choose_for(self.like.device, BYTES)
         heads = max(1, size // (self.like.element_size() * entries * self.queries_per_key))
-        self.num_groups = min(self.batch, heads // self.groups) * self.groups if heads >= self.groups else heads
+        samples = min(max(self.batch, 1), heads // self.groups)  # a batch may have no rows
+        self.num_groups = samples * self.groups if heads >= self.groups else heads
 
     def __iter__(self) -> Iterator[RowChunk]:
         return product(slices(self.batch, max(1, self.num_groups // self.groups)), slices(self.groups, self.num_groups))
