@@ -117,11 +117,29 @@ def _compare(model: nn.Module, forwards: Iterable[Mapping[str, Any]], *, is_know
             if not tracer.modules:
                 raise no_attention_interface(model)
             advice = "Please report this model; verify=False (--skip-verification) measures it nevertheless"
-            if not is_known:
+            if _is_that_of_sdpa(model, inputs, routed, tracer):
+                advice = (
+                    "Its SDPA computes what Regard does, its eager attention another thing, as for queries that see no "
+                    "key; set attn_implementation='sdpa'"
+                )
+            elif not is_known:
                 advice = "An attention that was registered computes another thing; set attn_implementation='sdpa'"
             raise UserError(f"cannot observe {type(model).__name__}: {difference}. {advice}")
         is_compared = True
     return is_compared
+
+
+def _is_that_of_sdpa(model: nn.Module, inputs: Mapping[str, Any], routed: _Pass, tracer: _Tracer) -> bool:
+    """Return whether a routed forward is that of the model's SDPA, of a model whose eager attention is set."""
+    to_sdpa = [(config, name, SDPA) for config, name, value in routing_of_configs(model) if value == EAGER_NAME]
+    if not to_sdpa or _has_own_attention(model):
+        return False
+    with patched(to_sdpa):
+        try:
+            own = _run(model, inputs)
+        except Exception:
+            return False  # it has no SDPA
+    return _find_difference(model, own, routed, tracer, inputs) is None
 
 
 def _refuse_failed(model: nn.Module, tracer: _Tracer, error: Exception) -> UserError:
