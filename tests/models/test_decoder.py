@@ -193,7 +193,8 @@ def test_a_batch_without_rows_has_an_output_without_rows(name: str) -> None:
         assert logits.shape == (0, 9, 41)
         logits.sum().backward()
     grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    assert grads and not any(grad.any() for grad in grads)
+    assert grads
+    assert not any(grad.any() for grad in grads)
 
 
 def test_packed_sequences_do_not_see_each_other_in_evaluation_either() -> None:
