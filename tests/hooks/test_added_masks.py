@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, SeamlessM4Tv2Config
+from transformers.models.seamless_m4t_v2.modeling_seamless_m4t_v2 import SeamlessM4Tv2SpeechEncoder
 
 from regard.attention.call import AttentionCall
 from regard.attention.operator import attend
@@ -113,6 +114,18 @@ def test_pairs_in_a_form_that_hides_nothing_are_refused(attention: str, block: A
     for mask in (as_numbers,) if attention == "eager" else (as_numbers, seen):
         with block(model):
             torch.testing.assert_close(model(ids, attention_mask=mask).logits, expected)
+
+
+def test_a_mask_of_true_and_false_that_a_model_makes_itself_is_refused_with_eager_attention() -> None:
+    """The speech encoder of SeamlessM4T v2 keeps chunks apart by one; its user passes no mask of pairs."""
+    sizes = {"hidden_size": 32, "speech_encoder_layers": 1, "speech_encoder_attention_heads": 4}
+    config = SeamlessM4Tv2Config(**sizes, speech_encoder_intermediate_size=48, speech_encoder_chunk_size=4)
+    config._attn_implementation = "eager"
+    encoder = SeamlessM4Tv2SpeechEncoder(config).eval()
+    sounds, mask = torch.randn(1, 12, config.feature_projection_input_dim), torch.ones(1, 12, dtype=torch.long)
+    problem = r"; if the model makes it, set attn_implementation='sdpa'$"
+    with pytest.raises(UserError, match=problem), watching(encoder, "row_sum"):
+        encoder(sounds, mask)
 
 
 @pytest.mark.parametrize("held", [6, 4], ids=["all keys", "a window of keys"])

@@ -81,9 +81,22 @@ def test_windows_of_a_static_cache_that_hide_all_keys_are_refused_or_as_without_
     expected = model.generate(ids(), **options)
     with replacing(model, "softmax"):
         assert torch.equal(model.generate(ids(), **options), expected)
-    problem = "cannot observe GPTNeoModel: a token sees no key"
+    problem = "cannot observe GPTNeoModel: a token sees no key.*; use no static cache$"
     with pytest.raises(UserError, match=problem), watching(model, "row_sum", verify=False):
         model.generate(ids(), **options)
+
+
+def test_a_step_that_takes_padding_for_its_own_token_is_refused() -> None:
+    """XLM generates without the mask, and counts padding on the left as so many tokens fewer at the end."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"emb_dim": 32, "n_layers": 2, "n_heads": 2, "max_position_embeddings": 64}
+    model: Any = tf.XLMWithLMHeadModel(tf.XLMConfig(vocab_size=99, **sizes)).eval()
+    given = torch.full((2, 7), 9)
+    given[1, :2] = model.config.pad_token_id
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    problem = "cannot observe XLMModel: a token sees no key.*; leave out padding, one sequence per batch$"
+    with pytest.raises(UserError, match=problem), watching(model, "row_sum"):
+        model.generate(given, attention_mask=(given == 9).long(), **options)
 
 
 def test_a_sample_of_several_in_one_row_has_the_sum_over_its_tokens() -> None:

@@ -14,7 +14,9 @@ def check_mask(mask: Tensor, *, is_added: bool = False) -> None:
     if mask.is_floating_point() or (mask.dtype == torch.bool and not is_added):
         return
     expected = "numbers to be added to scores" if is_added else "True and False, or numbers to be added to scores"
-    reason = ", which its eager attention would add as 1 and 0" if is_added else ""
+    reason = ""
+    if is_added:
+        reason = ", which eager attention would add as 1 and 0; if the model makes it, set attn_implementation='sdpa'"
     raise UserError(
         f"attention_mask: expected {expected}, 0 where a query sees a key and torch.finfo(dtype).min where not; got "
         f"a mask of pairs in {mask.dtype}{reason}"

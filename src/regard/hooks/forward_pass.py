@@ -176,9 +176,10 @@ class ForwardContext:
         is_token = visible.new_ones(1, 1) if call.query_mask is None else call.query_mask.to(visible.device)
         is_token = is_token[:, None, :, None]
         if not call.scale and not bool((visible.any(-1, keepdim=True) | ~is_token).all()):
+            remedy = "use no static cache" if self.has_room else "leave out padding, one sequence per batch"
             raise UserError(
                 f"cannot observe {name}: a token sees no key, and this model then reads the mean of hidden ones; "
-                "expected masks that leave each token a key (GPT-Neo: generate without a static cache)"
+                f"expected masks that leave each token a key; {remedy}"
             )
         if mask is None or len(mask) != len(call.query):
             return
