@@ -305,6 +305,17 @@ def test_cross_attention_is_told_by_its_attribute_or_refused(monkeypatch: pytest
         model(ids())
 
 
+@torch.no_grad()
+def test_a_stack_of_which_cross_attention_alone_is_reached_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Sana's, whose self-attention is linear: there was no sample, and nothing said so before one asked for it."""
+    model = plain()
+    for block in model.blocks:
+        block.add_module("attn2", CrossAttention(32, 4))
+        monkeypatch.setattr(block, "forward", lambda x, block=block: x + block.attn2(x))
+    with pytest.raises(UserError, match="its cross-attention alone is reached"), watching(model, "column_mass"):
+        model(ids())
+
+
 def test_a_mask_of_one_column_is_one_for_all_keys() -> None:
     torch.manual_seed(0)
     mask = torch.randn(1, 1, 7, 1)

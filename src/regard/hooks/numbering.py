@@ -1,5 +1,6 @@
 """Numbers of attention calls: a call has the number of the block that it is in, or of its module in the block."""
 
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import ReferenceType, ref
@@ -183,3 +184,20 @@ def _is_unwritten(states: Tensor, before: tuple[ReferenceType[Tensor], int | Ten
     if read() is not states:
         return False
     return torch.equal(states[..., :MARKED], mark) if isinstance(mark, Tensor) else states._version == mark
+
+
+def check_lengths(name: str, lengths: Mapping[int, Sequence[int]], *, is_reached: bool) -> None:
+    """Raise a UserError if layers of a forward read other tokens, or if of those reached none is self-attention.
+
+    `lengths` are the queries of each call of self-attention, by layer.
+    """
+    sums = sorted({sum(calls) for calls in lengths.values()})
+    if len(sums) > 1:
+        raise UserError(
+            f"cannot observe {name}: some layers have {sums[0]} tokens, others {sums[-1]}, so positions differ"
+        )
+    if is_reached and not sums:
+        raise UserError(
+            f"cannot observe {name}: its cross-attention alone is reached, and its tokens are those of self-attention, "
+            "which is none or no softmax of a product"
+        )
