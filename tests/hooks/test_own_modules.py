@@ -110,6 +110,41 @@ def by_function_heads_first(attention: Attention, x: Tensor) -> Tensor:
     return scaled_dot_product_attention(*(part.transpose(0, 1) for part in attention.split(x))).transpose(0, 1)
 
 
+def differential(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    first, second = ([part[..., half] for part in (q, k)] for half in (slice(4), slice(4, None)))
+    return scaled_dot_product_attention(*first, v) - 0.5 * scaled_dot_product_attention(*second, v)
+
+
+def head_by_head(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    heads = (scaled_dot_product_attention(*(part[:, h, None] for part in (q, k, v))) for h in range(HEADS))
+    return torch.cat(list(heads), dim=1)
+
+
+def row_by_row(attention: Attention, x: Tensor) -> Tensor:
+    return torch.cat([scaled_dot_product_attention(*attention.split(row[None])) for row in x])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("way", [differential, head_by_head])
+@torch.no_grad()
+def test_several_attentions_of_the_same_tokens_are_no_samples(way: Way, rows: int) -> None:
+    """As in timm's differential ViT: each of its two attentions was a sample."""
+    model, message = Model(way), r"Attention attends several times for the same tokens, .* one attention of all heads"
+    with pytest.raises(UserError, match=message), watching(model, "column_mass"):
+        model(ids(rows))
+
+
+@torch.no_grad()
+def test_rows_in_a_loop_are_samples() -> None:
+    model = Model(row_by_row)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert watch.samples == 2
+    assert_exact(watch, model)
+
+
 @pytest.mark.parametrize("name", ["num_heads", "heads", "nhead"])
 @torch.no_grad()
 def test_heads_that_are_folded_into_the_batch_are_told_by_a_name(name: str) -> None:

@@ -69,6 +69,10 @@ class BlockCounter:
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
+        self._tokens: int | None = None
+        """Tokens of all rows that the block has read, where its first argument says so."""
+        self._queries = dict[str, int]()
+        """Queries of all calls in the block that are no repeats, over all rows, by kind."""
 
     def enter(self, block: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Enter a block. UserError if it reads what the one before it attended to, in a module of nobody's library."""
@@ -87,6 +91,7 @@ class BlockCounter:
         self.entered += 1
         self._latest.clear()
         self._called.clear()
+        self._tokens, self._queries = _count_tokens(args, kwargs or {}), {}
 
     def leave(self, output: Any) -> int:
         """Leave a block. Return the layer of its output, which the next block may read even if it is its input."""
@@ -114,9 +119,22 @@ class BlockCounter:
                 position = latest._replace(is_repeat=True)
             else:
                 position = CallPosition(layer, latest.part + 1)
+        if not position.is_repeat:
+            self._check_queries(module, kind, call, position.part)
         self._called.add(module)
         self._latest[kind] = position, module, made.query, made.key
         return position
+
+    def _check_queries(self, module: nn.Module, kind: str, call: AttentionCall, part: int) -> None:
+        """Raise a UserError if a module attends several times for the same tokens, with other queries and keys."""
+        before = self._queries.get(kind, 0) if part else 0
+        self._queries[kind] = before + len(call.query) * call.query.shape[2]
+        if part and self._tokens is not None and self._queries[kind] > self._tokens:
+            raise UserError(
+                f"cannot observe {self._name}: {type(module).__name__} attends several times for the same tokens, with "
+                "other queries and keys, as differential attention and loops over heads do; expected one attention of "
+                "all heads"
+            )
 
     def layer_of(self, module: nn.Module) -> int:
         """Return the layer of an attention module in the execution of its block. UserError outside of blocks."""
@@ -163,6 +181,12 @@ class BlockCounter:
     @property
     def _name(self) -> str:
         return type(self._stack.module).__name__
+
+
+def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Return of how many tokens a block reads states, (token, width) or with more axes before; None if unknown."""
+    states = args[0] if args else kwargs.get("hidden_states")
+    return states.shape[:-1].numel() if isinstance(states, Tensor) and states.is_floating_point() else None
 
 
 def _find_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -368,8 +368,8 @@ class Sequences:
         last, device = self.last, next(iter(layers.values())).device
         queries = SampleAlignment.from_masks(self._batch, length, last.token_mask, last.segments, device)
         token_ids = self.token_ids
-        if token_ids is not None and token_ids.shape[1] != length:
-            token_ids = None  # attention is among others as well, such as patches of an image
+        if token_ids is not None and token_ids.shape != (self._batch, length):
+            token_ids = None  # attention is among others as well, as patches of an image, or in a loop over rows
         for (kind, index), layer in layers.items():
             own_queries = keys = queries
             tokens, query_tokens = token_ids, token_ids if kind == "cross" else None
