@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas
 import pytest
 import torch
 import transformers
@@ -294,3 +295,18 @@ def test_stacks_that_share_a_module_are_in_one_forward() -> None:
     layers: Any = [SimpleNamespace(stack=SimpleNamespace(module=stack), module=module) for stack, module in places]
     passes = make_passes(layers, CurrentPass)
     assert [passes[stack] is passes[first] for stack in (first, second, alone)] == [True, True, False]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_model_that_is_computed_again_as_a_whole_counts_once(use_reentrant: bool) -> None:
+    model, states = make_model(), torch.randn(2, LENGTH, 8, dtype=torch.float64, requires_grad=True)
+    with regard.watching(model, ["column_mass", "hidden_norm"]) as watch:
+        for _ in range(2):
+            output = checkpoint(
+                lambda given: model(inputs_embeds=given, use_cache=False)[0], states, use_reentrant=use_reentrant
+            )
+            output.sum().backward()
+    assert watch.samples == 4
+    with regard.watching(model, ["column_mass", "hidden_norm"]) as expected, torch.no_grad():
+        model(inputs_embeds=states.repeat(2, 1, 1), use_cache=False)
+    pandas.testing.assert_frame_equal(watch.frame(), expected.frame())

@@ -209,6 +209,16 @@ class ForwardContext:
             return None
         return self.token_mask[:, self.offset : self.offset + count]
 
+    def need_query_mask(self, count: int, name: str) -> Tensor | None:
+        """Return the same. UserError if the mask ends before the queries do."""
+        mask = self.query_mask(count)
+        if mask is not None and mask.shape[-1] != count:
+            raise UserError(
+                f"cannot observe padding in {name}: the attention mask has {mask.shape[-1]} tokens where {count} "
+                "attend; leave out padding, one sequence per batch"
+            )
+        return mask
+
 
 def text_positions(position_ids: Any, given: Any) -> Tensor | None:
     """Return the positions (batch, token) that packing is read from: of (4, batch, token), as of Qwen-VL, the first.

@@ -19,6 +19,7 @@ from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
 from regard.hooks.attention_function import Observer
+from regard.hooks.by_thread import is_in_backward
 from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.encoder_tokens import EncoderTokens
 from regard.hooks.forward_pass import ForwardContext
@@ -177,6 +178,8 @@ class Watch(Observer, Readings):
     def _begin_forward(
         self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if is_in_backward():
+            return  # it was counted, and is computed again, as a checkpoint around the model does
         root_tokens = self._root.of_stack(module)
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last, root_tokens)
         forward.copy_inputs()
@@ -195,6 +198,8 @@ class Watch(Observer, Readings):
         self._calls_before[sequences.stack.path] = self._calls
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
+        if is_in_backward():
+            return
         is_open = sequences.forward is not None
         self._handed_on.pop(sequences.stack.path, None)
         if sequences.forward is not None:
@@ -262,13 +267,7 @@ class Watch(Observer, Readings):
         has_values = self._wanted.vectors or self._wanted.projection
         if not self._is_observed(position.layer) or (position.is_repeat and not has_values):
             return None
-        queries = call.query.shape[2]
-        query_mask = forward.query_mask(queries)
-        if query_mask is not None and query_mask.shape[-1] != queries:
-            raise UserError(
-                f"cannot observe padding in {sequences.name}: the attention mask has {query_mask.shape[-1]} tokens "
-                f"where {queries} attend; leave out padding, one sequence per batch"
-            )
+        query_mask = forward.need_query_mask(call.query.shape[2], sequences.name)
         dropped, keys = sequences.find_keys(kind, call)
         call = replace(call, query_mask=query_mask, **forward.places(call, kind, dropped))
         forward.check_seen(call, kind, dropped, sequences.name, is_first=is_first)
