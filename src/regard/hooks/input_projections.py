@@ -43,6 +43,17 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
     return None
 
 
+def projects_for_others(module: nn.Module, calls: Mapping[nn.Module, int], uses: int) -> bool:
+    """Return whether a projection of an attention module is called more often than the module attends.
+
+    `calls` are those of each module in a forward. PEFT's adaption prompts, as an example, go through the same
+    projections, and have an attention of their own.
+    """
+    names = (*FUSED, *(name for pair in SEPARATE for name in pair))
+    own = (module._modules.get(name) for name in names)
+    return any(calls.get(projection, 0) > uses for projection in own if projection is not None)
+
+
 class PartialLinear(nn.Module):
     """Some rows of a linear layer, with zeros for the others: (…, inputs) → (…, outputs).
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.direction import is_causal_layer
-from regard.hooks.input_projections import find_fused_projection
+from regard.hooks.input_projections import find_fused_projection, projects_for_others
 from regard.hooks.module_tree import find_root
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site
 from regard.hooks.numbering import BlockCounter
@@ -73,7 +74,7 @@ def find_attention_layers(model: nn.Module, example_inputs: Inputs = None) -> li
             run_example(model, example_inputs)
     if not tracer.layers:
         raise no_attention_interface(model)
-    return tracer.layers
+    return tracer.find_layers()
 
 
 def model_fingerprint(model: nn.Module, layers: Sequence[AttentionLayer] | None = None) -> dict[str, Any]:
@@ -143,6 +144,8 @@ class _Tracer(Observer):
         self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
+        self._num_calls = Counter[nn.Module]()
+        """Calls of each module without children."""
         self._keys: list[Tensor] = []
 
     def hooks(self) -> list[ModuleHook]:
@@ -151,7 +154,15 @@ class _Tracer(Observer):
         hooks = [hook for counter in self._counters.values() for hook in counter.hooks()]
         return hooks + [ModuleHook(module, self._note_output, is_after=True) for module in leaves]
 
+    def find_layers(self) -> list[AttentionLayer]:
+        """Return the layers once the forward is over, and of each whether others use its keys or projections, too."""
+        uses = Counter(layer.module for layer in self.layers)
+        calls = self._num_calls
+        shared = {module for module, count in uses.items() if projects_for_others(module, calls, count)}
+        return [replace(layer, lends_keys=layer.lends_keys or layer.module in shared) for layer in self.layers]
+
     def _note_output(self, module: nn.Module, _args: Any, output: Any) -> None:
+        self._num_calls[module] += 1
         if isinstance(output, Tensor):
             self._outputs[module] = output
 

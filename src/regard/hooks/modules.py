@@ -74,7 +74,7 @@ class AttentionLayer:
         operation: Whether it computes another operation than softmax.
         calls: Attention calls of the module to one execution: several where heads have several values.
         own_scores: The module multiplies queries and keys itself, and may use either for more.
-        lends_keys: A later layer attends to its keys, too.
+        lends_keys: A later layer attends to its keys, too, or something else calls its projections.
     """
 
     site: str
