@@ -433,3 +433,40 @@ def test_what_is_for_models_of_transformers_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"part: expected none .* got 'blocks'; watch that part itself$"):  # noqa: SIM117
         with watching(Model(plain), part="blocks"):
             pass
+
+
+class Inner(nn.Module):
+    """Layers alone, of a model that loops over them, or ids in and states out, of one that compares texts."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.model, self.is_loop = model, False
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        if not self.is_loop:
+            return self.model(first) - self.model(second)
+        return self.model(self.model(first) + second)
+
+
+@torch.no_grad()
+def test_an_encoder_of_several_texts_in_one_forward_is_watched_alone() -> None:
+    """Its blocks were counted as those of a loop over depth: layers 3 to 5 were those of the second text."""
+    model = Inner(Model(plain))
+    message = "Inner: Model is called for several inputs in one forward; watch that part of it"
+    with pytest.raises(UserError, match=message), watching(model, "column_mass"):
+        model(ids(), ids().flip(1))
+    with watching(model.model, "column_mass") as watch:
+        model(ids(), ids())
+    assert watch.samples == 4
+    assert_exact(watch, model.model)
+
+
+@torch.no_grad()
+def test_layers_in_a_module_that_is_called_in_a_loop_are_those_of_a_loop() -> None:
+    model = Inner(Model(plain))
+    model.is_loop, model.model.embedding = True, nn.Identity()
+    states = torch.randn(2, 2, TOKENS, HEADS * WIDTH)
+    with watching(model, "column_mass") as watch:
+        model(*states)
+    assert watch.samples == 2
+    assert set(watch.frame("column_mass")["layer"]) == set(range(6))

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, is_same_view
 from regard.errors import UserError
+from regard.hooks.arguments import tensors_of
 from regard.hooks.attention_function import UNROUNDED
+from regard.hooks.by_thread import is_in_backward
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
@@ -48,11 +50,38 @@ class BlockCounter:
         self._indices = {block: index for index, block in enumerate(stack.blocks)}
         self._ranks = find_ranks(stack)
         self._layers_per_block = max(self._ranks.values(), default=0) + 1
+        around = modules_of(stack.module)[1:] if stack.is_own else []
+        self._around = [module for module in around if self._holds_all(module)]
+        """Modules within a module of nobody's library that hold all of its blocks."""
         self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
             for module in modules_of(block):
                 self._owners.setdefault(module, []).append(index)
         self.begin()
+
+    def _holds_all(self, module: nn.Module) -> bool:
+        return module not in self._indices and set(self._indices) <= set(modules_of(module))
+
+    def around_hooks(self) -> list[ModuleHook]:
+        """Return hooks of what holds all blocks, which refuse that it reads several inputs in one forward."""
+        before = [ModuleHook(module, self._enter_around) for module in self._around]
+        return before + [ModuleHook(module, self._leave_around, is_after=True) for module in self._around]
+
+    def _enter_around(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise a UserError if a module is called again, and not with states as it has returned, as in a loop."""
+        if is_in_backward():
+            return  # it is computed again
+        read = next(tensors_of((*args, *kwargs.values())), None)
+        goes_on = read is not None and read.shape == self._returned.get(module)
+        if module in self._returned and not goes_on:
+            raise UserError(
+                f"cannot number the layers of {self._name}: {type(module).__name__} is called for several inputs in "
+                "one forward; watch that part of it, which has a sample for each"
+            )
+
+    def _leave_around(self, module: nn.Module, _args: Any, output: Any) -> None:
+        written = next(tensors_of(output), None)
+        self._returned[module] = None if written is None else written.shape
 
     def hooks(self) -> list[ModuleHook]:
         stack = self._stack.module
@@ -69,6 +98,8 @@ class BlockCounter:
         self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
         """Position, module, query and key of the latest attention call in the block, by kind."""
         self._called: set[nn.Module] = set()
+        self._returned: dict[nn.Module, torch.Size | None] = {}
+        """Shapes of what the modules around all blocks have returned in this forward."""
         self._tokens: int | None = None
         """Tokens of all rows that the block has read, where its first argument says so."""
         self._queries = dict[str, int]()
@@ -143,6 +174,7 @@ class BlockCounter:
     def end(self, *_arguments: Any) -> None:
         """End a forward. Raise a UserError if it executed more blocks than there are, and that not in a loop."""
         self._latest.clear()
+        self._returned = {}
         is_loop = not self._is_looped or not self.entered % len(self._indices) or self._loops_over_a_part()
         if not is_loop and self.entered > self._count:
             raise UserError(
@@ -161,7 +193,7 @@ class BlockCounter:
             return self._execution
         if len(owners) == 1:
             return owners[0]
-        advice = "; watch the part of it that holds one list of layers" if self._stack.is_own else ""
+        advice = "; watch a part of it that holds one list of layers, or one block" if self._stack.is_own else ""
         raise UserError(
             f"cannot number the layers of {self._name}: {type(module).__name__} attends and is in none of its "
             f"{self._count} blocks{advice}"

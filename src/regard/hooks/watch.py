@@ -169,6 +169,7 @@ class Watch(Observer, Readings):
             stack = sequences.stack
             hooks.append(ModuleHook(stack.module, partial(self._begin_forward, sequences)))
             hooks.append(ModuleHook(stack.module, partial(self._end_forward, sequences), is_after=True))
+            hooks += sequences.counter.around_hooks()
             hooks += [ModuleHook(block, partial(self._enter_block, sequences)) for block in stack.blocks]
             leaves = self._wanted.hidden or stack.is_own or (self._layers is not None and not self._is_counted)
             for block in stack.blocks if leaves else ():
