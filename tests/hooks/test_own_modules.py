@@ -435,6 +435,24 @@ def test_what_is_for_models_of_transformers_is_refused_in_one_line() -> None:
             pass
 
 
+class Compares(Model):
+    """Ids of two texts, one after the other."""
+
+    def forward(self, ids: Tensor, others: Tensor | None = None) -> Tensor:
+        return self.encode(ids) - self.encode(ids if others is None else others)
+
+
+@torch.no_grad()
+def test_blocks_that_are_executed_for_several_texts_are_no_loop() -> None:
+    model, message = Compares(plain), "it executes its blocks for several token ids in one forward"
+    with pytest.raises(UserError, match=message), watching(model, "column_mass"):
+        model(ids(), ids().flip(1))
+    with watching(model, "column_mass") as watch:
+        model(ids())  # the same twice, as with dropout, cannot be told from a loop
+        model(ids().flip(1))
+    assert watch.samples == 4
+
+
 class Inner(nn.Module):
     """Layers alone, of a model that loops over them, or ids in and states out, of one that compares texts."""
 

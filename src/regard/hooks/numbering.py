@@ -53,6 +53,7 @@ class BlockCounter:
         around = modules_of(stack.module)[1:] if stack.is_own else []
         self._around = [module for module in around if self._holds_all(module)]
         """Modules within a module of nobody's library that hold all of its blocks."""
+        self._tables = [module for module in around if isinstance(module, nn.Embedding)]
         self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
             for module in modules_of(block):
@@ -63,8 +64,9 @@ class BlockCounter:
         return module not in self._indices and set(self._indices) <= set(modules_of(module))
 
     def around_hooks(self) -> list[ModuleHook]:
-        """Return hooks of what holds all blocks, which refuse that it reads several inputs in one forward."""
+        """Return hooks of tables and of what holds all blocks, which refuse several inputs in one forward."""
         before = [ModuleHook(module, self._enter_around) for module in self._around]
+        before += [ModuleHook(table, self._read_ids) for table in self._tables]
         return before + [ModuleHook(module, self._leave_around, is_after=True) for module in self._around]
 
     def _enter_around(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -78,6 +80,15 @@ class BlockCounter:
                 f"cannot number the layers of {self._name}: {type(module).__name__} is called for several inputs in "
                 "one forward; watch that part of it, which has a sample for each"
             )
+
+    def _read_ids(self, table: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
+        """Note whether the table that is read first in a forward, of tokens as a rule, is read again with other ids."""
+        ids = args[0] if args else None
+        if not isinstance(ids, Tensor) or is_in_backward():
+            return
+        first, before = self._ids or (table, ids.clone())
+        self._ids = first, before
+        self._are_several = self._are_several or (table is first and not torch.equal(ids, before))
 
     def _leave_around(self, module: nn.Module, _args: Any, output: Any) -> None:
         written = next(tensors_of(output), None)
@@ -100,6 +111,9 @@ class BlockCounter:
         self._called: set[nn.Module] = set()
         self._returned: dict[nn.Module, torch.Size | None] = {}
         """Shapes of what the modules around all blocks have returned in this forward."""
+        self._ids: tuple[nn.Module, Tensor] | None = None
+        """The table that was read first in this forward, and the ids."""
+        self._are_several = False
         self._tokens: int | None = None
         """Tokens of all rows that the block has read, where its first argument says so."""
         self._queries = dict[str, int]()
@@ -117,6 +131,11 @@ class BlockCounter:
             )
         self._inputs = [(ref(tensor), _mark(tensor)) for tensor in states]
         self._is_looped = self._is_looped or index in self._executed
+        if self._is_looped and self._are_several:
+            raise UserError(
+                f"cannot number the layers of {self._name}: it executes its blocks for several token ids in one "
+                "forward; pass one input a forward"
+            )
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
         self.entered += 1
