@@ -60,6 +60,31 @@ class BlockCounter:
                 self._owners.setdefault(module, []).append(index)
         self.begin()
 
+    def hooks(self) -> list[ModuleHook]:
+        stack = self._stack.module
+        blocks = [ModuleHook(block, self.enter) for block in self._stack.blocks]
+        return [ModuleHook(stack, self.begin), *blocks, ModuleHook(stack, self.end, is_after=True)]
+
+    def begin(self, *_arguments: Any) -> None:
+        self.entered, self._execution = 0, 0
+        self._current: int | None = None
+        self._is_looped = False
+        self._executed: list[int] = []
+        self._inputs: list[tuple[ReferenceType[Tensor], int | Tensor]] = []
+        """What the latest block has read that may be hidden states, and what tells whether it was written to since."""
+        self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
+        """Position, module, query and key of the latest attention call in the block, by kind."""
+        self._called: set[nn.Module] = set()
+        self._returned: dict[nn.Module, torch.Size | None] = {}
+        """Shapes of what the modules around all blocks have returned in this forward."""
+        self._ids: tuple[nn.Module, Tensor] | None = None
+        """The table that was read first in this forward, and the ids."""
+        self._are_several = False
+        self._tokens: int | None = None
+        """Tokens of all rows that the block has read, where its first argument says so."""
+        self._queries = dict[str, int]()
+        """Queries of all calls in the block that are no repeats, over all rows, by kind."""
+
     def _holds_all(self, module: nn.Module) -> bool:
         return module not in self._indices and set(self._indices) <= set(modules_of(module))
 
@@ -93,31 +118,6 @@ class BlockCounter:
     def _leave_around(self, module: nn.Module, _args: Any, output: Any) -> None:
         written = next(tensors_of(output), None)
         self._returned[module] = None if written is None else written.shape
-
-    def hooks(self) -> list[ModuleHook]:
-        stack = self._stack.module
-        blocks = [ModuleHook(block, self.enter) for block in self._stack.blocks]
-        return [ModuleHook(stack, self.begin), *blocks, ModuleHook(stack, self.end, is_after=True)]
-
-    def begin(self, *_arguments: Any) -> None:
-        self.entered, self._execution = 0, 0
-        self._current: int | None = None
-        self._is_looped = False
-        self._executed: list[int] = []
-        self._inputs: list[tuple[ReferenceType[Tensor], int | Tensor]] = []
-        """What the latest block has read that may be hidden states, and what tells whether it was written to since."""
-        self._latest: dict[str, tuple[CallPosition, nn.Module, Tensor, Tensor]] = {}
-        """Position, module, query and key of the latest attention call in the block, by kind."""
-        self._called: set[nn.Module] = set()
-        self._returned: dict[nn.Module, torch.Size | None] = {}
-        """Shapes of what the modules around all blocks have returned in this forward."""
-        self._ids: tuple[nn.Module, Tensor] | None = None
-        """The table that was read first in this forward, and the ids."""
-        self._are_several = False
-        self._tokens: int | None = None
-        """Tokens of all rows that the block has read, where its first argument says so."""
-        self._queries = dict[str, int]()
-        """Queries of all calls in the block that are no repeats, over all rows, by kind."""
 
     def enter(self, block: nn.Module, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
         """Enter a block. UserError if it reads what the one before it attended to, in a module of nobody's library."""
