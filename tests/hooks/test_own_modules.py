@@ -136,6 +136,31 @@ def test_several_attentions_of_the_same_tokens_are_no_samples(way: Way, rows: in
         model(ids(rows))
 
 
+@pytest.mark.parametrize("passing", ["tuple", "keyword", "behind a mask"])
+@torch.no_grad()
+def test_several_attentions_are_told_however_a_block_is_passed_its_states(passing: str) -> None:
+    def encode(model: Any, given: Tensor) -> Tensor:
+        x = model.embedding(given)
+        for block in model.blocks:
+            forward = block.forward
+            if passing == "tuple":
+                block.forward = lambda pair, forward=forward: forward(pair[0])
+                x = x + block((x, None))
+            elif passing == "keyword":
+                block.forward = lambda *, states, forward=forward: forward(states)
+                x = x + block(states=x)
+            else:
+                block.forward = lambda mask, states, forward=forward: forward(states)
+                x = x + block(torch.zeros(2, HEADS, TOKENS, TOKENS), x)
+            del block.forward
+        return x
+
+    model: Any = Model(differential)
+    model.encode = lambda given: encode(model, given)
+    with pytest.raises(UserError, match="attends several times for the same tokens"), watching(model, "column_mass"):
+        model(ids())
+
+
 @torch.no_grad()
 def test_rows_in_a_loop_are_samples() -> None:
     model = Model(row_by_row)

@@ -235,9 +235,17 @@ class BlockCounter:
 
 
 def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Return of how many tokens a block reads states, (token, width) or with more axes before; None if unknown."""
-    states = args[0] if args else kwargs.get("hidden_states")
-    return states.shape[:-1].numel() if isinstance(states, Tensor) and states.is_floating_point() else None
+    """Return of how many tokens a block reads states; None if it reads none.
+
+    They are the first of its tensors, but for masks of pairs: (batch, token, width), or else with other axes.
+    """
+    named = (kwargs["hidden_states"],) if "hidden_states" in kwargs else ()
+    tensors = [one for value in (*args, *named, *kwargs.values()) for one in tensors_of(value) if one.ndim > 1]
+    if not tensors:
+        return None
+    is_mask = tensors[0].ndim > HIDDEN_AXES
+    states = next((one for one in tensors if one.ndim == HIDDEN_AXES), tensors[0]) if is_mask else tensors[0]
+    return states.shape[:-1].numel()
 
 
 def _find_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
