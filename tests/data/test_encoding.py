@@ -81,10 +81,11 @@ def test_special_tokens_written_out_in_a_text_are_text(bert: Any) -> None:
 
 
 def test_a_tokenizer_without_special_tokens_keeps_texts_on_the_left(gpt2: Any) -> None:
-    made = encode("sequence", texts(("ab", "c"), ("ab", "cdefg")), gpt2, 5)
-    assert made.attention_mask.tolist() == [[True, True, True, False, False], [True] * 5]
+    made = encode("sequence", texts(("ab", "c"), ("ab", "cdefg"), ("abcdefg", "hi")), gpt2, 5)
+    assert made.attention_mask.tolist() == [[True, True, True, False, False], [True] * 5, [True] * 5]
     assert made.input_ids[0].tolist() == [*gpt2("abc")["input_ids"], gpt2.eos_token_id, gpt2.eos_token_id]
-    assert (made.separators, made.truncated) == ((), 1)
+    assert made.input_ids[1:].tolist() == [gpt2("abcde")["input_ids"], gpt2("abchi")["input_ids"]]  # the longer one
+    assert (made.separators, made.truncated) == ((), 2)
 
 
 @pytest.mark.parametrize(
