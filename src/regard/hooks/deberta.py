@@ -95,7 +95,9 @@ def _relative_bias(
         selected, num_heads = _SelectedHeads(module, heads), len(heads)
     name = "disentangled_attention_bias" if is_flat else "disentangled_att_bias"
     bias = getattr(type(module), name)(selected, query, key, relative_pos, positions, num_terms)
-    return bias.unflatten(0, (-1, num_heads)) if isinstance(bias, Tensor) and bias.ndim == 3 else bias
+    if not isinstance(bias, Tensor):
+        return None  # a config without terms (`pos_att_type`): their sum is the number 0
+    return bias.unflatten(0, (-1, num_heads)) if bias.ndim == 3 else bias
 
 
 class _SelectedHeads:
