@@ -39,6 +39,12 @@ def test_rows_that_an_earlier_part_has_in_another_split_are_dropped() -> None:
     assert first_part(joined).tasks == joined.tasks[:1]
 
 
+def test_rows_that_both_parts_train_or_evaluate_on_stay() -> None:
+    joined = join_streams([stream("a", "abc", "d", "ef"), stream("b", "agb", "de", "fd")])
+    assert texts(joined, 1) == {"train": "agb", "dev": "de", "test": "fd"}
+    assert not joined.metadata[SHARED]
+
+
 def test_published_splits_stay_as_they_are() -> None:
     parts = [
         replace(stream(name, train, "d", test), protocol="paper")

@@ -132,6 +132,8 @@ def test_a_quarter_stays_a_quarter() -> None:
     assert Counter(row.label for row in drawn) == {"a": 9, "b": 3}
     few = sample_proportional(many("a", 3) + many("b", 1), 3, 7)  # 2.25 and 0.75 to the nearest whole rows
     assert Counter(row.label for row in few) == {"a": 2, "b": 1}
+    fewer = sample_proportional(many("a", 9) + many("b", 1), 2, 7)  # 1.8 and 0.2
+    assert Counter(row.label for row in fewer) == {"a": 2}
 
 
 def test_what_is_drawn_does_not_depend_on_the_order_of_the_file() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from regard.data import TASKS, read_task
 from regard.data.conll import convert_to_bio2
+from regard.data.running_text import running_text_rows
 from regard.errors import UserError
 
 COLA = [
@@ -197,6 +198,8 @@ def test_running_text(tmp_path: Path) -> None:
         (" Two . \n",),
     )  # a line end each, and blank lines stay
     assert (task.train.labels, task.labels, task.kind) == ((), (), "mlm")
+    assert list(running_text_rows([" \n", "\n"])) == []  # no row of no text
+    assert [row.line for row in running_text_rows(["\n", "One\n", "\n", "Two\n"])] == [2, 4]  # lines of the file
 
 
 @pytest.mark.parametrize("name", ["lm", "mlm"])

@@ -302,6 +302,7 @@ def test_a_pair_that_begins_with_bos_is_cut_as_the_tokenizer_cuts_it(
 def test_the_beginning_of_a_chat_has_bos_once(with_bos: Any) -> None:
     found, number = encode_beginning(with_bos, "<s> w0 w1 w2", limit=3)
     assert (found["input_ids"].tolist(), found["attention_mask"].tolist(), number) == ([[4, 10, 11]], [[1, 1, 1]], 4)
+    assert encode_beginning(with_bos, "<s> w0", limit=3)[0]["input_ids"].tolist() == [[4, 10]]
     with pytest.raises(UserError, match="at least two tokens"):
         encode_beginning(with_bos, "<s>", limit=3)
 

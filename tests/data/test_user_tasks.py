@@ -124,11 +124,13 @@ def test_a_folder_for_each_task(tmp_path: Path) -> None:
 
 
 def test_val_is_dev_and_a_file_of_no_split_is_told(tmp_path: Path) -> None:
-    for split in ("train", "test", "val", "extra"):
+    for split in ("train", "test", "val", "extra", "more"):
         rows = [{"text": f"{split} {row['text']}", "label": row["label"]} for row in records("a")]
         write(tmp_path / f"tasks/a/{split}.jsonl", rows)
-    with pytest.warns(UserWarning, match=r"extra.jsonl is not read: expected a name of train, dev"):
+    with pytest.warns(UserWarning, match="is not read") as told:
         stream = read_stream(tmp_path / "tasks")
+    for name, one in zip(("extra", "more"), told, strict=True):
+        assert re.search(rf"{name}.jsonl is not read: expected a name of train, dev", str(one.message))
     assert [len(stream.tasks[0].split(split)) for split in ("train", "dev", "test")] == [20, 20, 20]
     assert all(text[0].startswith("val") for text in stream.tasks[0].dev.texts)
 
