@@ -60,6 +60,42 @@ def test_each_way_measures_as_a_dense_softmax(way: Way) -> None:
         assert_exact(watch, model)
 
 
+def keys_before_queries(attention: Attention, x: Tensor) -> Tensor:
+    """The product of keys and queries, whose axes are exchanged before the softmax."""
+    q, k, v = attention.split(x)
+    return (k @ q.mT * SCALE).transpose(-1, -2).softmax(-1) @ v
+
+
+def folded_keys_before_queries(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = (part.flatten(0, 1) for part in attention.split(x))
+    scores = torch.bmm(k, q.mT).mul(SCALE).permute(0, 2, 1).contiguous()
+    return torch.bmm(scores.softmax(-1), v).unflatten(0, (-1, HEADS))
+
+
+def exchanged_twice(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return ((q @ k.mT).mT * SCALE).mT.softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "way", [*FOLDED, ellipsis_of_heads, keys_before_queries, folded_keys_before_queries, exchanged_twice]
+)
+@torch.no_grad()
+def test_keys_are_told_from_queries(way: Way) -> None:
+    """Of as many, whichever stand first in their product: norms of queries were measured as those of keys."""
+    model = Model(way, num_heads=HEADS)
+    expected = model(ids(3))
+    with watching(model, ["column_mass", "key_norm"]) as watch:
+        torch.testing.assert_close(model(ids(3)), expected)
+    assert_exact(watch, model)
+    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+        frame = watch.frame("key_norm", layer=layer)
+        frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+        norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
+        torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
+
+
 def with_normed_values(heads_first: bool) -> Way:
     """Fold heads and samples into one axis, with values that are no output of a linear layer."""
 

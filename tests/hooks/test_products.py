@@ -197,6 +197,36 @@ def by_masking_changed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) ->
     return weights, weights @ v
 
 
+def by_filling_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1).masked_fill(mask < 0, 1)
+    return weights, weights @ v
+
+
+def by_changing_scores(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Nothing of it is in the weights, and all in what would be read of the scores."""
+    scores = q @ k.mT + mask
+    weights = scores.softmax(-1)
+    scores *= 2
+    return weights, weights @ v
+
+
+def by_softmax_into_a_tensor(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    scores = q @ k.mT + mask
+    weights = torch.empty_like(scores)
+    torch.softmax(scores, -1, out=weights)
+    return weights, weights @ v
+
+
+def by_summing_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, torch.einsum("bhij,bhjd->bid", weights, v)[:, None].expand_as(v)
+
+
+def by_softmax_over_queries(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(2)
+    return weights, weights @ v
+
+
 def by_multiplying_twice(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     weights = (q @ k.mT + mask).softmax(-1)
     return weights, weights @ v + weights @ torch.ones_like(v)
@@ -217,6 +247,7 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
     return weights, (v.mT @ weights.mT).mT
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize(
     "way, reason",
     [
@@ -228,6 +259,11 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
         (by_multiplying_twice, "its weights are used for more than"),
         (by_summing_weights, "its weights are used for more than"),
         (by_five_dimensions, "its softmax over 5 dimensions"),
+        (by_filling_weights, "its weights are changed"),
+        (by_changing_scores, "changed in place"),
+        (by_softmax_into_a_tensor, "changed in place"),
+        (by_summing_heads, "in no known layout"),
+        (by_softmax_over_queries, "its softmax over 4 dimensions is not of one product"),
     ],
 )
 @torch.no_grad()

@@ -14,6 +14,7 @@ from regard.errors import UserError
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
+from regard.hooks.two_operands import Product
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -34,60 +35,6 @@ HIDDEN_BELOW = 5e3
 """A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
 RECENT_PRODUCTS = 4
 """Products among which those of queries and keys are looked for; relative positions have products of their own."""
-
-
-@dataclass(frozen=True)
-class _Product:
-    """A product of two tensors; `letters` are those of both and of the output, as in `torch.einsum`."""
-
-    left: Tensor
-    right: Tensor
-    letters: tuple[str, str, str] | None
-    size: int
-
-    def read_scores(self, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
-        """Return queries and keys (batch, head, token, width), if they may have made scores of a shape."""
-        batch, heads, queries, keys = shape
-        if self.size != batch * heads * queries * keys:
-            return None
-        if self.letters is None:
-            query, key = (_split_heads(tensor, batch, heads) for tensor in (self.left, self.right.mT))
-        else:
-            left, right, output = self.letters
-            shared = set(left) & set(right) - set(output)
-            if len(output) not in (3, 4) or len(shared) != 1:
-                return None
-            rows, columns = (output[:-2] + token + min(shared) for token in output[-2:])
-            if sorted(left) != sorted(rows):
-                rows, columns = columns, rows
-            operands = _permute(self.left, left, rows), _permute(self.right, right, columns)
-            query, key = (None if part is None else _split_heads(part, batch, heads) for part in operands)
-            if rows[-2] != output[-2]:
-                query, key = key, query
-        if query is None or key is None or query.shape[2] != queries or key.shape[2] != keys:
-            return None
-        return query, key
-
-    def read_values(self, weights: Tensor, shape: Sequence[int]) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-        """Return values (batch, head, token, width), and what makes the product's shape of an output."""
-        batch, heads = shape[:2]
-        if self.letters is None:
-            value = _split_heads(self.right, batch, heads)
-            return None if value is None else (value, Tensor.contiguous if weights.ndim == 4 else _join_heads)
-        own, letters, output = self.letters
-        other = self.right
-        if weights is not self.left:
-            own, letters, other = letters, own, self.left
-        width = set(letters) - set(own)
-        if len(own) not in (3, 4) or len(width) != 1:
-            return None
-        whole = _permute(other, letters, own[:-2] + own[-1] + min(width))
-        value = None if whole is None else _split_heads(whole, batch, heads)
-        canonical = own[:-1] + min(width)
-        if value is None or sorted(output) != sorted(canonical):
-            return None
-        order = [canonical.index(letter) for letter in output]
-        return value, lambda tensor: (_join_heads(tensor) if len(own) == 3 else tensor).permute(order)
 
 
 @dataclass
@@ -168,7 +115,7 @@ class AttentionProducts:
     """Follows the products and softmaxes of the modules that are computing."""
 
     def __init__(self) -> None:
-        self._products: deque[_Product] = deque(maxlen=RECENT_PRODUCTS)
+        self._products: deque[Product] = deque(maxlen=RECENT_PRODUCTS)
         self._softmax: _Softmax | None = None
         self._multiplied: list[Tensor] = []
         self._skipped: nn.Module | None = None
@@ -208,6 +155,9 @@ class AttentionProducts:
             self._softmax.note(name, args, kwargs, result, random_state, hidden)
         elif name in ("linear", "conv1d") and self._is_own:
             self._head_order.note(result.mT if name == "conv1d" else result)
+        if self._softmax is None:
+            for product in self._products:
+                product.follow(name, (*args, *kwargs.values()), result)
         return result
 
     def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
@@ -242,9 +192,10 @@ class AttentionProducts:
         if kwargs.get("out") is not None:
             raise _written_to(module)
         is_last = _argument(args, kwargs, 1, "dim", None) in (-1, weights.ndim - 1)
+        made = scores
         if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
-        operands = (product.read_scores(scores.shape) for product in products if is_last and scores.ndim == 4)
+        operands = (product.read_scores(made, scores.shape) for product in products if is_last and scores.ndim == 4)
         query_and_key = next((pair for pair in operands if pair is not None), None)
         if query_and_key is None:
             raise cannot_observe(
@@ -269,10 +220,10 @@ class AttentionProducts:
         if softmax is None or not weights:
             result = function(*args, **kwargs)
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
-                self._products.append(_Product(tensors[0], tensors[1], letters, result.numel()))
+                self._products.append(Product.of(tensors[0], tensors[1], letters, result))
             return result
         is_product = len(tensors) == 2 and name != "baddbmm" and (letters or weights[0] is tensors[0])
-        product = _Product(tensors[0], tensors[1], letters, 0) if is_product else None
+        product = Product(tensors[0], tensors[1], letters) if is_product else None
         return self._weigh(module, softmax, weights[0], product, dispatch)
 
     def _weigh(
@@ -280,7 +231,7 @@ class AttentionProducts:
         module: nn.Module,
         softmax: _Softmax,
         weights: Tensor,
-        product: _Product | None,
+        product: Product | None,
         dispatch: Callable[[nn.Module, AttentionCall], Tensor],
     ) -> Tensor:
         """Return the product of weights and values, in the host's layout. UserError for one that is not known."""
@@ -352,24 +303,6 @@ def _read_operands(
     operands = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
     letters = read_letters(str(args[0]), operands)
     return letters, [] if letters is None else list(operands)
-
-
-def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
-    if tensor.ndim == 3 and len(tensor) == batch * heads:
-        return tensor.unflatten(0, (batch, heads))
-    is_split = tensor.ndim == 4 and tensor.shape[0] in (1, batch) and tensor.shape[1] in (1, heads)
-    return tensor.expand(batch, heads, -1, -1) if is_split else None
-
-
-def _join_heads(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, 1)
-
-
-def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
-    """Return a tensor with its axes in another order; None if it has others."""
-    if sorted(letters) != sorted(to):
-        return None
-    return tensor.permute([letters.index(letter) for letter in to])
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: str, default: Any) -> Any:
