@@ -356,9 +356,10 @@ def test_a_cache_of_ones_own_is_refused_and_its_room_is_not() -> None:
         model(ids(tokens=1))
 
 
-@pytest.mark.parametrize("low", [-1e9, -1e4])
+@pytest.mark.parametrize("low, behind", [(-1e9, 0), (-1e4, 0), (-1e9, 1), (-1e4, 2), (-1e9, 3)])
 @torch.no_grad()
-def test_left_padding_by_a_low_number_measures_as_alone(low: float) -> None:
+def test_left_padding_by_a_low_number_measures_as_alone(low: float, behind: int) -> None:
+    """Of padding, weights may be set to 0 behind the softmax: those of its queries, and then those of its keys."""
     padding = 4
 
     def way(attention: Attention, x: Tensor) -> Tensor:
@@ -366,7 +367,14 @@ def test_left_padding_by_a_low_number_measures_as_alone(low: float) -> None:
         tokens = x.shape[1]
         real = torch.arange(tokens) >= (padding if tokens == TOKENS else 0)
         keep = CAUSAL[:tokens, :tokens] & real
-        return (q @ k.mT * WIDTH**-0.5).masked_fill(~keep, low).softmax(-1) @ v
+        if behind > 2:  # queries of padding see tokens
+            keep = keep | (~real[:, None] & real)
+        weights = (q @ k.mT * WIDTH**-0.5).masked_fill(~keep, low).softmax(-1)
+        if behind:
+            weights = weights.masked_fill(~real[:, None].expand_as(weights), 0)
+        if behind > 1:
+            weights = weights.masked_fill(~real.expand_as(weights), 0)
+        return weights @ v
 
     model, names = Model(way), ["column_mass", "entropy"]
     expected = model(ids())
