@@ -183,7 +183,7 @@ def test_names_tell_the_field_where_the_value_alone_would_not() -> None:
 
 def test_curves_are_means_over_the_seeds_at_common_steps() -> None:
     frames = [
-        pd.DataFrame({"step": [0, 1, 2, 3], "x": [1.0, None, 3.0, 9.0]}),
+        pd.DataFrame({"step": [0, 1, 2, 2, 3], "x": [1.0, None, 99.0, 3.0, 9.0]}),  # of one step the last value counts
         pd.DataFrame({"step": [0, 1, 2], "x": [3.0, 5.0, 7.0]}),
         pd.DataFrame({"step": [0, 1, 2]}),
     ]

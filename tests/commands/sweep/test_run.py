@@ -20,7 +20,7 @@ from regard import LearnResult
 from regard.commands.learn.config import LearnConfig
 from regard.commands.pretrain.config import PretrainConfig
 from regard.commands.sweep.run import COMMANDS, SweepProgress, SweepResult, make_table, make_trials, sweep
-from regard.commands.sweep.state import SweepState
+from regard.commands.sweep.state import SweepState, trial_key
 from regard.commands.sweep.terminal import sweep_summary
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal
@@ -285,6 +285,30 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"something else than a sweep \(thesis.tex"):
         swept(tmp_path, {"rate": [1.0]})
     assert os.listdir(tmp_path) == ["thesis.tex"]
+    with pytest.raises(UserError, match=r"--out: expected a folder, .*thesis.tex is a file"):
+        swept(tmp_path / "thesis.tex", {"rate": [1.0]})
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+
+
+def test_what_happens_to_a_trial_is_on_disk_at_once(tmp_path: Path) -> None:
+    """A sweep that is killed leaves it there; trials of an earlier one that are not finished are forgotten."""
+    trials = {trial_key("learn", {"seed": seed}): {"seed": seed} for seed in (1, 2, 3)}
+    first, second, third = trials
+    state = SweepState(tmp_path, "learn")
+    state.add(trials, ["seed"], "")
+    state.update(first, state="finished")
+    state.update(second, state="running", attempts=1)
+    left = SweepState.open(tmp_path, "learn").trials
+    assert [(one["state"], one["attempts"]) for one in left.values()] == [
+        ("finished", 0),
+        ("running", 1),
+        ("waiting", 0),
+    ]
+    state.end()
+    again = SweepState.open(tmp_path, "learn")
+    assert [one["state"] for one in again.trials.values()] == ["finished", "waiting", "waiting"]
+    again.add({third: trials[third]}, ["seed"], "")
+    assert list(SweepState.open(tmp_path, "learn").trials) == [first, third]
 
 
 def test_two_sweeps_at_once_in_a_folder(tmp_path: Path) -> None:
