@@ -43,8 +43,8 @@ def supports_sparse(call: AttentionCall, operation: Operation) -> bool:
     queries, keys = call.query.shape[2], call.key.shape[2]
     few = queries > 1 and operation.top_k is not None and operation.top_k <= MOST_PAIRS * keys
     is_shifted = call.bias is not None or operation.distance is not None or operation.slopes is not None
-    is_other = is_shifted or call.softcap is not None or call.constant is not None or operation.function is not None
-    return few and not is_other and call.scale > 0 and (is_plain_on_cpu(call) or _is_compiled_step(call))
+    keeps_order = not is_shifted and call.softcap is None and call.scale > 0
+    return few and keeps_order and (is_plain_on_cpu(call) or _is_compiled_step(call))
 
 
 def _is_compiled_step(call: AttentionCall) -> bool:
