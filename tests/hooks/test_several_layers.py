@@ -1,5 +1,6 @@
 """A block with several attention layers (LongCat-Flash): each has the model's own number of it."""
 
+import copy
 from typing import Any
 
 import pandas as pd
@@ -126,3 +127,25 @@ def test_layers_without_a_number_of_their_own_are_refused(
         monkeypatch.setattr(module, "layer_idx", number)
     with watching(longcat, "column_mass", verify=False), pytest.raises(UserError, match="several attention layers"):
         longcat(ids(), use_cache=False)
+
+
+@torch.no_grad()
+def test_an_attention_beside_those_that_are_numbered_is_refused(longcat: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more in each block, which no number of the model's is for."""
+    modules = [layer.self_attn for layer in longcat.model.layers]
+    more = [copy.deepcopy(attentions[0]) for attentions in modules]
+    for attentions, added in zip(modules, more, strict=True):
+        added.layer_idx = None
+        attentions.append(added)
+
+        def forward(*args: Any, own: Any = attentions[0].forward, added: Any = added, **options: Any) -> Any:
+            added(*args, **options)
+            return own(*args, **options)
+
+        monkeypatch.setattr(attentions[0], "forward", forward)
+    try:
+        with watching(longcat, "column_mass", verify=False), pytest.raises(UserError, match="several attention layers"):
+            longcat(ids(), use_cache=False)
+    finally:
+        for attentions in modules:
+            del attentions[-1]
