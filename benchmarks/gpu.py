@@ -53,7 +53,7 @@ LIMITS = {
 MINUTES = 40
 GPU_OPTIONS = {
     "training_step": (
-        *("--sizes", "10M,124M", "--lengths", "1024", "--parts", "settings"),
+        *("--sizes", "10M,124M", "--lengths", "1024"),
         *("--settings", "bfloat16,bfloat16 compiled"),
     )
 }

@@ -409,11 +409,13 @@ def files() -> dict[Path, str]:
     }
     operators = training_section.operators_table(read_result("operators")["rows"])
     step = training_section.settings_table(read_result("training_step")["rows"])
+    attention_steps = training_section.attention_steps_table(read_result("attention_steps")["rows"])
     blocks = adapters_section.layer_table(read_result("adapters")["rows"])
     training = "".join(
         (
             training_section.operators(read_result("operators")["rows"]),
             training_section.steps(read_result("training_step")["rows"]),
+            training_section.attention_steps(read_result("attention_steps")["rows"]),
             training_section.loss(read_result("loss_layer")["rows"]),
             training_section.backend(read_result("attention_backend")["rows"]),
             learning_section.section(read_result("learning")["rows"]),
@@ -450,7 +452,7 @@ def files() -> dict[Path, str]:
         training=training,
         gpu=gpu,
     )
-    linked = [*tables.values(), operators, step, blocks, *gpu_tables]
+    linked = [*tables.values(), operators, step, attention_steps, blocks, *gpu_tables]
     return {PAGE: text, **{DOCS / "results" / f"{table.name}.csv": table.to_csv() for table in linked}}
 
 

@@ -57,7 +57,11 @@ The same in each setting: milliseconds a step of Regard, and ratios of times, ab
 Aim: no peer below 1. {verdict}
 """
 ATTENTION_STEPS = """
-Each attention's step against that of softmax, and with the matrix written out; memory is what PyTorch allocates.
+### With other attentions
+
+A step of Regard's decoder with each attention against one with softmax, uncompiled, in float32; *matrix*: with its
+matrix written out. Projections, gates and norms of an attention are part of its step. Memory is what PyTorch allocates
+in forward and backward, in MiB.
 
 {attentions}
 
@@ -115,11 +119,10 @@ def operators(rows: list[Row]) -> str:
 
 
 def steps(rows: list[Row]) -> str:
-    """Return the section on training steps: each contestant at its best, in each setting, and with other attentions."""
-    settings, attentions = ([row for row in rows if row["case"]["part"] == part] for part in ("settings", "attentions"))
+    """Return the section on training steps: each contestant at its best, and in each setting."""
     best = [
-        _at_their_best([row for row in settings if (row["case"]["size"], row["case"]["length"]) == case])
-        for case in dict.fromkeys((row["case"]["size"], row["case"]["length"]) for row in settings)
+        _at_their_best([row for row in rows if (row["case"]["size"], row["case"]["length"]) == case])
+        for case in dict.fromkeys((row["case"]["size"], row["case"]["length"]) for row in rows)
     ]
 
     def cells(row: Row) -> list[str]:
@@ -131,8 +134,7 @@ def steps(rows: list[Row]) -> str:
 
     head = ("size", "tokens", "Regard", *STEP_PEERS, *(f"{name} ÷ Regard" for name in STEP_PEERS))
     text = STEPS.format(best=markdown_table(head, map(cells, best)), verdict=_no_peer_is_faster(best))
-    text += _setting_steps(settings)
-    return text + (_attention_steps(attentions) if attentions else "")
+    return text + _setting_steps(rows)
 
 
 def _at_their_best(rows: list[Row]) -> Row:
@@ -155,7 +157,6 @@ def _no_peer_is_faster(rows: list[Row]) -> str:
 
 def settings_table(rows: list[Row]) -> ResultTable:
     """Times of steps in each precision, compiled and not; the page shows 1024 tokens, compiled."""
-    settings = [row for row in rows if row["case"]["part"] == "settings"]
     head = ("size", "tokens", "precision", "compiled", "Regard, ms", *(f"{name} ÷ Regard" for name in STEP_PEERS))
     cells = [
         (
@@ -164,10 +165,10 @@ def settings_table(rows: list[Row]) -> ResultTable:
             milliseconds(row, "regard"),
             *ratio_cells(row, *STEP_PEERS),
         )
-        for row in settings
+        for row in rows
     ]
     return ResultTable(
-        "benchmark-step", head, cells, [row["case"]["length"] == 1024 and row["case"]["compiled"] for row in settings]
+        "benchmark-step", head, cells, [row["case"]["length"] == 1024 and row["case"]["compiled"] for row in rows]
     )
 
 
@@ -176,22 +177,33 @@ def _setting_steps(rows: list[Row]) -> str:
     return SETTING_STEPS.format(settings=settings_table(rows).to_markdown(), verdict=_no_peer_is_faster(rows))
 
 
-def _attention_steps(rows: list[Row]) -> str:
+def attention_steps_table(rows: list[Row]) -> ResultTable:
+    """Times and memory of steps with each attention; the page shows some of them at 256 tokens."""
+    head = ("size", "tokens", "precision", "compiled", "attention", "backend", "softmax, ms", "Regard", "matrix")
+    cells = [
+        (
+            *(row["case"][name] for name in ("size", "length", "precision")),
+            "yes" if row["case"]["compiled"] else "no",
+            *(row["case"][name] for name in ("attention", "backend")),
+            milliseconds(row, "softmax"),
+            *ratio_cells(row, "regard", "materialised"),
+            *(mebibytes(row, name) for name in ("softmax", "regard", "materialised")),
+        )
+        for row in rows
+    ]
+    return ResultTable(
+        "benchmark-attention-steps",
+        (*head, "softmax, MiB", "Regard, MiB", "matrix, MiB"),
+        cells,
+        [row["case"]["attention"] in SHOWN and row["case"]["length"] == 256 for row in rows],
+        frozenset(("precision", "compiled")),
+    )
+
+
+def attention_steps(rows: list[Row]) -> str:
     """Return the part on a step with each attention."""
-    head = ("size", "tokens", "precision", "attention", "softmax, ms", "Regard", "matrix", "softmax, MiB", "Regard")
     return ATTENTION_STEPS.format(
-        attentions=markdown_table(
-            (*head, "matrix"),
-            [
-                (
-                    *(row["case"][name] for name in ("size", "length", "precision", "attention")),
-                    milliseconds(row, "softmax"),
-                    *ratio_cells(row, "regard", "materialised"),
-                    *(mebibytes(row, name) for name in ("softmax", "regard", "materialised")),
-                )
-                for row in rows
-            ],
-        ),
+        attentions=attention_steps_table(rows).to_markdown(),
         verdict=format_verdict(rows, {"time": lambda row: ratio(row, "regard") <= 1}),
     )
 
