@@ -34,7 +34,8 @@ class ConstantHeadsInput:
             column of the first query of each query's sequence.
         key_shift: The same of keys.
         gate: Share g of a head that is attention: the weights are g·A + (1 − g)·C. None: C alone.
-        normalised: Every row sums to one, or is zero, over the keys of this call.
+        normalised: Every row of the matrices sums to one, or is zero, over the keys of this call.
+        row_sums: What the weights of each row sum to, row by row of the matrices. None: 1.
         signed: Entries may be negative.
         key_heads: The heads of which a call has keys, in ascending order; those that dynamic heads read are among them.
             None: all.
@@ -48,6 +49,7 @@ class ConstantHeadsInput:
     key_shift: Int[Tensor, " batch"] | Int[Tensor, "batch key"] | None = None
     gate: Float[Tensor, " constant"] | None = None
     normalised: bool = False
+    row_sums: Float[Tensor, "constant position"] | None = None
     signed: bool = False
     key_heads: tuple[int, ...] | None = None
 

@@ -1,7 +1,8 @@
 """Attention that ignores its input: constant matrices instead of softmax weights (PAPA, arXiv 2211.03495).
 
-The weights of a constant head are `L1-row-normalize(C ∘ visible)`; a row of zeros stays zero. All samples share C, so
-that C·V is one product with the samples side by side as columns; padding takes a second, thin product.
+The weights of a constant head are `L1-row-normalize(C ∘ visible)`, times its row sums if it has some; a row of zeros
+stays zero. All samples share C, so that C·V is one product with the samples side by side as columns; padding takes a
+second, thin product.
 """
 
 from dataclasses import replace
@@ -28,7 +29,10 @@ def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query
         visible = visible & call.query_mask[:, None, :, None]
     matrix = _align_matrices(call, constant) * visible
     total = matrix.abs().sum(-1, keepdim=True)
-    return (matrix / total.masked_fill(total == 0, 1)).expand(call.value.shape[0], -1, -1, -1)
+    weights = matrix / total.masked_fill(total == 0, 1)
+    if constant.row_sums is not None:
+        weights = weights * _align_row_sums(call, constant, constant.row_sums)
+    return weights.expand(call.value.shape[0], -1, -1, -1)
 
 
 def row_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:
@@ -37,7 +41,8 @@ def row_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"
     assert constant is not None
     is_masked = call.key_mask is not None or call.query_mask is not None or call.hides_pairs
     if constant.normalised and not is_masked and not constant.is_shifted:
-        return _crop(call, constant)[None]
+        weights = _crop(call, constant)[None]
+        return weights if constant.row_sums is None else weights * _crop_row_sums(call, constant.row_sums)
     return constant_weights(call)
 
 
@@ -82,6 +87,22 @@ def _align_matrices(call: AttentionCall, constant: ConstantHeadsInput) -> Tensor
     is_inside = ((query >= 0) & (query < rows))[:, :, None] & ((key >= 0) & (key < columns))[:, None]
     index = query.clamp(0, rows - 1)[:, :, None] * columns + key.clamp(0, columns - 1)[:, None]
     return (constant.matrices.flatten(1)[:, index] * is_inside).transpose(0, 1)
+
+
+def _align_row_sums(call: AttentionCall, constant: ConstantHeadsInput, row_sums: Tensor) -> Tensor:
+    """Return the row sum of each query: (1 or batch, constant, query, 1)."""
+    if not constant.is_shifted:
+        return _crop_row_sums(call, row_sums)
+    query = _positions(constant.first_query, call.query.shape[2], constant.query_shift, call)
+    return row_sums[:, query.clamp(0, row_sums.shape[1] - 1)].transpose(0, 1)[..., None]
+
+
+def _crop_row_sums(call: AttentionCall, row_sums: Tensor) -> Tensor:
+    """Return the row sums of the queries: (1, constant, query, 1); queries outside the matrices have rows of zeros."""
+    assert call.constant is not None
+    first = call.constant.first_query
+    rows = torch.arange(first, first + call.query.shape[2], device=row_sums.device)
+    return row_sums[None, :, rows.clamp(0, row_sums.shape[1] - 1), None]
 
 
 def _positions(first: int, count: int, shift: Tensor | None, call: AttentionCall) -> Tensor:
@@ -138,7 +159,7 @@ def _product(call: AttentionCall, matrices: Tensor, value: Tensor, constant: Con
 
 
 def _row_factor(call: AttentionCall, matrices: Tensor, constant: ConstantHeadsInput) -> Tensor | None:
-    """Return the factor of each row, (1 or batch, query, constant, 1), that normalizes it; None if all are one."""
+    """Return the factor of each row, (1 or batch, query, constant, 1), that gives it its sum; None if all are one."""
     factor = None
     if call.key_mask is not None or not constant.normalised:
         absolute = matrices.abs() if constant.signed else matrices
@@ -148,6 +169,9 @@ def _row_factor(call: AttentionCall, matrices: Tensor, constant: ConstantHeadsIn
             heads, queries, keys = matrices.shape
             total = (absolute.reshape(-1, keys) @ call.key_mask.mT.to(matrices.dtype)).view(heads, queries, -1)
         factor = total.masked_fill(total == 0, 1).reciprocal().permute(2, 1, 0)[..., None]
+    if constant.row_sums is not None:
+        sums = _crop_row_sums(call, constant.row_sums).transpose(1, 2)
+        factor = sums if factor is None else factor * sums
     if call.query_mask is not None:
         valid = call.query_mask[:, :, None, None].to(matrices.dtype)
         factor = valid if factor is None else factor * valid

@@ -44,7 +44,8 @@ class Constants:
     """Constant attention matrices of a model, for inputs of up to `length` tokens.
 
     Averages are C = Σ m_i m_j A_ij / Σ m_i m_j over samples, where m_i is 1 for a real token; zero if no sample has
-    both tokens. Rows need not sum to one: they are divided by what is left of them after masking when they are applied.
+    both tokens. Rows need not sum to one: they are divided by what is left of them after masking when they are applied,
+    and then multiplied by the `row_sums` of layers that have some.
 
     Source: PAPA (Hassid et al. 2022, arXiv 2211.03495), section 3.1.
     """
@@ -53,6 +54,8 @@ class Constants:
     origin: Origin
     counts: Mapping[str, Int[Tensor, "query key"]] = field(default_factory=dict)  # denominators of averages by site
     squares: Mapping[Layer, Float[Tensor, " head"]] = field(default_factory=dict)  # Σ A², for `input_dependence`
+    row_sums: Mapping[Layer, Float[Tensor, "head query"]] = field(default_factory=dict)
+    """What rows sum to (their absolute entries), of layers where that is not 1: beside a sink logit, of sigmoids."""
 
     def __post_init__(self) -> None:
         if not self.matrices:
@@ -100,6 +103,10 @@ class Constants:
         """SHA-256 of the file that `save` writes."""
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
+    def sums_of(self, layer: Layer) -> Float[Tensor, "head query"]:
+        """Return what the rows of a layer sum to when they are applied: 1 where nothing else is known."""
+        return self.row_sums.get(layer, self.matrices[layer].new_ones(self.matrices[layer].shape[:2]))
+
     def merge(self, other: Constants) -> Constants:
         """Return the averages over the data of both, which may differ in their data alone."""
         self._check_mergeable(other)
@@ -110,9 +117,16 @@ class Constants:
             other_matrix = other.matrices[site, layer].double()
             matrices[site, layer] = (share * matrix.double() + (1 - share) * other_matrix * (counts[site] > 0)).float()
         squares = {key: square + other.squares[key] for key, square in self.squares.items() if key in other.squares}
+        row_sums = {}
+        for site, layer in {**self.row_sums, **other.row_sums}:
+            rows, other_rows = (constants.counts[site].amax(-1).double() for constants in (self, other))
+            share = rows / (rows + other_rows).clamp(min=1)
+            sums, other_sums = (constants.sums_of((site, layer)).double() for constants in (self, other))
+            row_sums[site, layer] = (share * sums + (1 - share) * other_sums * (rows + other_rows > 0)).float()
         sources = [constants.origin.data for constants in (self, other)]
         data = {"merged": [merged for source in sources for merged in source.get("merged", [dict(source)])]}
-        return replace(self, matrices=matrices, counts=counts, squares=squares, origin=replace(self.origin, data=data))
+        tensors: dict[str, Any] = {"matrices": matrices, "counts": counts, "squares": squares, "row_sums": row_sums}
+        return replace(self, **tensors, origin=replace(self.origin, data=data))
 
     def _check_mergeable(self, other: Constants) -> None:
         if not self.counts or not other.counts:
@@ -183,6 +197,7 @@ class Constants:
         tensors = {f"{site}.{layer}.matrix": m.contiguous() for (site, layer), m in self.matrices.items()}
         tensors |= {f"{site}.count": count.contiguous() for site, count in self.counts.items()}
         tensors |= {f"{site}.{layer}.square": square.contiguous() for (site, layer), square in self.squares.items()}
+        tensors |= {f"{site}.{layer}.row_sum": sums.contiguous() for (site, layer), sums in self.row_sums.items()}
         header = {"format": FORMAT, "origin": vars(self.origin)}
         copies = {name: tensor.clone() for name, tensor in sorted(tensors.items())}  # the format refuses shared memory
         return safetensors.torch.save(copies, {HEADER: json.dumps(header, sort_keys=True)})
@@ -229,8 +244,7 @@ class Constants:
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], origin: Mapping[str, Any]) -> Constants:
-        matrices: dict[Layer, Tensor] = {}
-        squares: dict[Layer, Tensor] = {}
+        of_layers: dict[str, dict[Layer, Tensor]] = {"matrix": {}, "square": {}, "row_sum": {}}
         counts: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             prefix, _, kind = name.rpartition(".")
@@ -238,9 +252,11 @@ class Constants:
                 counts[prefix] = tensor
                 continue
             site, _, layer = prefix.rpartition(".")
-            (matrices if kind == "matrix" else squares)[site, int(layer)] = tensor
+            of_layers[kind][site, int(layer)] = tensor
         changed: dict[str, Any] = {name: tuple(origin[name]) for name in ("separators", "notes")}
-        return cls(matrices=matrices, counts=counts, squares=squares, origin=Origin(**{**origin, **changed}))
+        matrices, squares, row_sums = of_layers.values()
+        origin_of = Origin(**{**origin, **changed})
+        return cls(matrices=matrices, counts=counts, squares=squares, row_sums=row_sums, origin=origin_of)
 
 
 def _cosine_similarity(weights: Sequence[float], other: Sequence[float]) -> float:

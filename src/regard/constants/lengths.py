@@ -31,7 +31,8 @@ def to_length(constants: Constants, length: int) -> Constants:
     if length < old and origin.layout != "paper":
         matrices = {key: m[:, :length, :length].clone() for key, m in constants.matrices.items()}
         counts = {site: count[:length, :length].clone() for site, count in constants.counts.items()}
-        return replace(constants, matrices=matrices, counts=counts, squares={})
+        row_sums = {key: sums[:, :length].clone() for key, sums in constants.row_sums.items()}
+        return replace(constants, matrices=matrices, counts=counts, squares={}, row_sums=row_sums)
     columns = dict(zip(origin.separators, _move_separators(origin, old, length), strict=True))
     matrices = {
         (site, layer): fit_length(matrix, constants.counts.get(site), length, columns)
@@ -39,7 +40,9 @@ def to_length(constants: Constants, length: int) -> Constants:
     }
     note = f"fitted from {old} to {length} tokens by relative offset and the columns of special tokens"
     origin = replace(origin, notes=(*origin.notes, note), separators=tuple(columns.values()))
-    return Constants(matrices=matrices, origin=origin)
+    last = torch.arange(length).clamp(max=old - 1)
+    row_sums = {key: sums[:, last] for key, sums in constants.row_sums.items()}
+    return Constants(matrices=matrices, origin=origin, row_sums=row_sums)
 
 
 def _move_separators(origin: Origin, old: int, new: int) -> tuple[int, ...]:

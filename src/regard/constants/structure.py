@@ -41,7 +41,8 @@ def approximate(constants: Constants, form: Form, size: int) -> Constants:
             weight = _weights(matrix, counts)
             matrices[site, layer] = (_APPROXIMATE[form](matrix.double() * weight, size) / weight).to(matrix.dtype)
     note = f"approximated as {form} of size {size}"
-    return Constants(matrices=matrices, origin=replace(constants.origin, notes=(*constants.origin.notes, note)))
+    origin = replace(constants.origin, notes=(*constants.origin.notes, note))
+    return Constants(matrices=matrices, origin=origin, row_sums=constants.row_sums)
 
 
 def approximation_error(constants: Constants, other: Constants) -> dict[Layer, Float[Tensor, " head"]]:

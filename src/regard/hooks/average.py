@@ -30,6 +30,8 @@ from regard.runs.integrity import tensor_bytes
 
 ENTRIES = 1 << 24
 """Weights held at once."""
+ROUNDING = 1e-4
+"""Most by which a row's sum is 1 to rounding."""
 WHOLE_SEQUENCES = "batches: expected whole sequences, or single images, one a row, without a cache"
 
 
@@ -221,6 +223,8 @@ class _AttentionSums(Observer):
         self._locations = {layer.module: (self._sequences[layer.stack.path], layer.path) for layer in layers}
         self._sums: dict[Layer, Tensor] = {}
         self._squares: dict[Layer, Tensor] = {}
+        self._unlike_softmax = set[Layer]()
+        """Layers whose rows need not sum to one."""
         self._counts: dict[str, Tensor] = {}
         self._first = {layer.site: layer.layer for layer in reversed(layers)}
         self._sizes: dict[str, tuple[int, int]] = {}
@@ -298,6 +302,8 @@ class _AttentionSums(Observer):
                 weights = weights * part.query_mask[:, None, :, None]
             self._sums[layer.key][:, :queries, :keys] += to_float64(weights.sum(0)).cpu()
             self._squares[layer.key] += to_float64(weights).square().sum((0, 2, 3)).cpu()
+        if call.sink is not None or call.operation is not None:
+            self._unlike_softmax.add(layer.key)
         if layer.layer == self._first[layer.site]:
             self._count_pairs(layer, call)
 
@@ -316,4 +322,12 @@ class _AttentionSums(Observer):
             (site, layer): (total / self._counts[site].clamp(min=1)).float()
             for (site, layer), total in self._sums.items()
         }
-        return Constants(matrices=matrices, origin=origin, counts=self._counts, squares=self._squares)
+        row_sums = {}
+        for site, layer in self._unlike_softmax:
+            rows = self._counts[site].amax(-1)
+            sums = self._sums[site, layer].abs().sum(-1) / rows.clamp(min=1)
+            if bool(((sums - 1).abs() > ROUNDING)[:, rows > 0].any()):
+                row_sums[site, layer] = sums.float()
+        return Constants(
+            matrices=matrices, origin=origin, counts=self._counts, squares=self._squares, row_sums=row_sums
+        )

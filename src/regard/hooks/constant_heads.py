@@ -35,6 +35,7 @@ class ConstantHeads(nn.Module):
         gated: Constants are mixed with attention, σ(l)·A + (1 − σ(l))·C, with a logit l a head that begins at 0.
         signed: Entries may be negative; None: found out.
         exact: They serve inputs of their own length alone.
+        row_sums: What rows sum to (head, query), of each length; none: 1.
         passes: The forward that each thread is in.
     """
 
@@ -49,6 +50,7 @@ class ConstantHeads(nn.Module):
         gated: bool = False,
         signed: bool | None = None,
         exact: bool = False,
+        row_sums: Sequence[Tensor] = (),
         passes: Passes[PassState] | None = None,
     ) -> None:
         super().__init__()
@@ -56,6 +58,7 @@ class ConstantHeads(nn.Module):
         self.causal, self.cross, self.exact = causal, cross, exact
         normalised = [normalize_rows(matrix.tril() if causal else matrix) for matrix in matrices]
         self.matrices = nn.ParameterList(nn.Parameter(matrix, requires_grad=trained) for matrix in normalised)
+        self.row_sums = nn.ParameterList(nn.Parameter(sums, requires_grad=False) for sums in row_sums)
         self.gate = nn.Parameter(normalised[0].new_zeros(len(heads))) if gated else None
         has_negative = signed if signed is not None else any(bool((matrix < 0).any()) for matrix in normalised)
         self.signed, self.trained = trained or has_negative, trained
@@ -84,7 +87,8 @@ class ConstantHeads(nn.Module):
             query_shift = key_shift = starts
             if not is_traced():
                 tokens = int((torch.arange(queries, device=starts.device) - starts).max()) + 1
-        matrix = self._matrix_for(tokens, None if starts is not None else query_shift)
+        index = self._index_for(tokens, None if starts is not None else query_shift)
+        matrix, row_sums = self.matrices[index], self._row_sums_of(index)
         learns = self.trained or matrix.requires_grad
         if learns and not is_traced():
             self.begin_training()  # also where someone else set `requires_grad`: rows need their sum from now on
@@ -104,6 +108,7 @@ class ConstantHeads(nn.Module):
             key_shift=key_shift,
             gate=None if self.gate is None else self.gate.sigmoid(),
             normalised=is_normalised,
+            row_sums=None if row_sums is None else row_sums.to(call.value.dtype),
             signed=self.signed,
             key_heads=key_heads,
         )
@@ -125,9 +130,16 @@ class ConstantHeads(nn.Module):
         """
         if self.cross or self.gate is not None or self.trained:
             return None
-        matrix = self._matrix_for(query + 1, None)
+        index = self._index_for(query + 1, None)
+        matrix, row_sums = self.matrices[index], self._row_sums_of(index)
         is_whole = query < keys <= matrix.shape[-1] and (self.causal or keys == matrix.shape[-1])
-        return matrix.select(1, query).narrow(1, 0, keys) if is_whole and not matrix.requires_grad else None
+        if not is_whole or matrix.requires_grad:
+            return None
+        rows = matrix.select(1, query).narrow(1, 0, keys)
+        return rows if row_sums is None else rows * row_sums.narrow(1, query, 1)
+
+    def _row_sums_of(self, index: int) -> Tensor | None:
+        return self.row_sums[index] if len(self.row_sums) else None
 
     def begin_training(self) -> None:
         """Divide rows by the sum of their absolute values in every forward, until `end_training`."""
@@ -137,6 +149,7 @@ class ConstantHeads(nn.Module):
     def end_training(self) -> None:
         """Let the matrices stay as they are, with rows of sum 1 and none of what causal heads do not see."""
         self.matrices.requires_grad_(False)
+        self.row_sums.requires_grad_(False)
         self.trained, self.signed = False, False
         for matrix in self.matrices:
             if not matrix.is_meta:
@@ -147,26 +160,26 @@ class ConstantHeads(nn.Module):
                     matrix.copy_(normalize_rows(seen))
                 self.signed = self.signed or bool((matrix < 0).any())
 
-    def _matrix_for(self, tokens: int, shift: Tensor | None) -> Tensor:
-        """Return the matrices of the smallest length that serves so many tokens."""
+    def _index_for(self, tokens: int, shift: Tensor | None) -> int:
+        """Return the index of the smallest length that serves so many tokens."""
         if self.exact:
-            return self._matrix_of(tokens)
-        for matrix in self.matrices:
+            return self._index_of(tokens)
+        for index, matrix in enumerate(self.matrices):
             if tokens <= matrix.shape[-1]:
-                return matrix
+                return index
         longest = self.matrices[-1]
         if shift is not None and not is_traced() and tokens - int(shift.min()) <= longest.shape[-1]:
-            return longest
+            return len(self.matrices) - 1
         raise UserError(
             f"constants: expected an input of at most {longest.shape[-1]} tokens, got {tokens}; average over longer "
             "inputs, or fit them with regard.constants.to_length"
         )
 
-    def _matrix_of(self, tokens: int) -> Tensor:
-        """Return the matrices of just this length."""
+    def _index_of(self, tokens: int) -> int:
+        """Return the index of just this length."""
         lengths = [matrix.shape[-1] for matrix in self.matrices]
         if tokens in lengths:
-            return self.matrices[lengths.index(tokens)]
+            return lengths.index(tokens)
         raise UserError(
             f"constants: expected an input of exactly {' or '.join(map(str, lengths))} tokens, for their special "
             f"tokens stand in fixed columns (layout paper); got {tokens}; fit them with regard.constants.to_length, or "

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,14 +30,22 @@ from regard.hooks.operation import (
 from regard.hooks.recomputed import Passes
 from regard.hooks.routing import routed
 
-HeadOperation = AttentionSpec | str | Tensor
+
+class ConstantHead(NamedTuple):
+    """Constant weights (query, key) of a head, whose rows are normalized, and the sums (query) that they then get."""
+
+    weights: Tensor
+    row_sums: Tensor | None = None
+
+
+HeadOperation = AttentionSpec | str | Tensor | ConstantHead
 """An operation, or its name as in `regard.replacing`; or constant weights (query, key), whose rows are normalized, or
 their name in `regard.constants.SOURCES`."""
 HeadNames = Collection[tuple[int, int] | Head]
 """Heads as (layer, head), where layers have one site, or (site, layer, head)."""
 
 
-_Parsed = AttentionSpec | Tensor | Callable[[int, int], Tensor]
+_Parsed = AttentionSpec | ConstantHead | Callable[[int, int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,18 +77,19 @@ class HeadOperations:
 
 
 def _with_constant(
-    call: AttentionCall, matrix: Tensor | Callable[[int, int], Tensor], offset: int, starts: Tensor
+    call: AttentionCall, operation: ConstantHead | Callable[[int, int], Tensor], offset: int, starts: Tensor
 ) -> AttentionCall:
     """Return the call of one head with a constant in it, whose row 0 is the first real query of each sequence."""
     queries = call.query.shape[2]
     positions = torch.arange(offset, offset + queries, device=starts.device) - starts
     tokens = int(positions.max()) + 1
-    matrix = matrix if isinstance(matrix, Tensor) else matrix(tokens, tokens)
+    matrix, row_sums = operation if isinstance(operation, ConstantHead) else (operation(tokens, tokens), None)
     if tokens > len(matrix):
         raise UserError(f"constants: expected an input of at most {len(matrix)} tokens, got {tokens}")
     shift = None if not bool(starts.any()) else starts.squeeze(-1) if starts.shape[-1] == 1 else starts
     constant = ConstantHeadsInput(
-        matrices=matrix.to(call.query.device, call.query.dtype)[None],
+        matrices=matrix.to(call.query)[None],
+        row_sums=None if row_sums is None else row_sums.to(call.query)[None],
         heads=(0,),
         first_query=offset,
         first_key=max(offset + queries - call.key.shape[2], 0),
@@ -93,13 +102,15 @@ def _with_constant(
 def _parse_operation(operation: HeadOperation) -> _Parsed:
     if isinstance(operation, str) and operation in SOURCES:
         return SOURCES[operation]
+    if isinstance(operation, ConstantHead):
+        return operation
     if not isinstance(operation, Tensor):
         return parse_attention(operation)
     if operation.ndim != 2 or len(operation) != operation.shape[-1]:
         raise UserError(f"constants: expected a matrix (token, token), got one of shape {tuple(operation.shape)}")
     if not bool(operation.isfinite().all()):
         raise UserError("constants: expected finite weights, got NaN or infinite ones")
-    return operation
+    return ConstantHead(operation)
 
 
 @contextmanager

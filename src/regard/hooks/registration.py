@@ -1,6 +1,6 @@
 """Regard's attention functions and mask functions, registered in Transformers under three names."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -157,3 +157,11 @@ def find_configs(model: nn.Module) -> list[tuple[Any, str]]:
         return EAGER_NAME if own in (EAGER, EAGER_NAME) or not all(hosts.get(key, ())) else NAME
 
     return [(config, name_of(key)) for key, config in configs.items()]
+
+
+def read_hosts(model: nn.Module) -> Iterator[tuple[str, Any, str]]:
+    """Yield the path of each part that is a model, its config, and the name under which its attention is routed."""
+    names = {id(config): name for config, name in find_configs(model)}
+    for path, module in model.named_modules():
+        if isinstance(module, PreTrainedModel):
+            yield path, module.config, names[id(module.config)]

@@ -325,7 +325,10 @@ def _make_constant_heads(
     matrices = [constants.matrices[layer.key][heads].to(device, dtype) for constants in sources]
     cross = layer.site.startswith("cross")
     exact = any(constants.has_fixed_columns for constants in sources)
-    return ConstantHeads(matrices, heads, causal=layer.causal, cross=cross, exact=exact, passes=passes, **options)
+    has_sums = any(layer.key in constants.row_sums for constants in sources)
+    row_sums = [constants.sums_of(layer.key)[heads].to(device, dtype) for constants in sources] if has_sums else []
+    options = options | {"cross": cross, "exact": exact, "row_sums": row_sums}
+    return ConstantHeads(matrices, heads, causal=layer.causal, passes=passes, **options)
 
 
 def _set_submodule(module: nn.Module, name: str, submodule: nn.Module, undo: ExitStack) -> None:

@@ -3,7 +3,7 @@
 import copy
 import importlib
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
@@ -28,7 +28,7 @@ from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
 from regard.hooks.operation import Layers, Sites, make_operations
 from regard.hooks.own_config import of_class, restore_copies
-from regard.hooks.registration import EAGER, find_configs, without_masks
+from regard.hooks.registration import EAGER, find_configs, read_hosts, without_masks
 from regard.hooks.replace import (
     ConstantsLike,
     Heads,
@@ -112,9 +112,10 @@ class ReplacedModel:
         """
         config = options.pop("config", None)
         if config is None:
-            hub_options = {option: options[option] for option in HUB_OPTIONS if option in options}
             try:
-                config = AutoConfig.from_pretrained(name, **hub_options)
+                config = AutoConfig.from_pretrained(
+                    name, **{key: options[key] for key in HUB_OPTIONS if key in options}
+                )
             except (OSError, ValueError) as error:
                 raise UserError(f"model: cannot read '{name}': {describe_error(error)[:300]}") from error
         if not isinstance(config, ReplacedConfig):
@@ -245,9 +246,10 @@ def _make_config(
         "architecture": type(model).__name__,
         "left_out": [name for name, part in vars(model).items() if part is None and not name.startswith("_")],
         "heads": [list(head) for head in heads],
-        "eager": sorted(path for path, _, name in _read_hosts(model) if name == EAGER_NAME),
+        "eager": sorted(path for path, _, name in read_hosts(model) if name == EAGER_NAME),
         "lengths": [constants.length for constants in sources],
         "signed": any(bool((m < 0).any()) for constants in sources for m in constants.matrices.values()),
+        "row_sums": sorted({layer for constants in sources for layer in constants.row_sums}),
         "places": [_layer_to_dict(layer, model) for layer in layers],
         "origin": {**vars(sources[0].origin), "model": {}} if sources else {},
         "operation": None if spec is None else spec.to_dict(),
@@ -261,14 +263,6 @@ def describe_saved(config: Any, base: str | None = None) -> ModelCard:
     """Return the card of a model that `replaced` made, of its config; `base` is a better name of the original."""
     entry = getattr(config, ENTRY)
     return describe_replaced(entry["architecture"], entry if base is None else {**entry, "base": base})
-
-
-def _read_hosts(model: nn.Module) -> Iterator[tuple[str, Any, str]]:
-    """Yield the path of each part that is a model, its config, and the name under which its attention is routed."""
-    names = {id(config): name for config, name in find_configs(model)}
-    for path, module in model.named_modules():
-        if isinstance(module, PreTrainedModel):
-            yield path, module.config, names[id(module.config)]
 
 
 def _layer_to_dict(layer: AttentionLayer, model: nn.Module) -> dict[str, Any]:
@@ -286,7 +280,7 @@ def _make_constant(model: Any) -> None:
         path = fields["path"]
         stack = next(stack for stack in stacks if path.startswith(f"{stack.path}." if stack.path else ""))
         layers.append(AttentionLayer(**(fields | {"module": model.get_submodule(path), "stack": stack})))
-    for path, config, _ in _read_hosts(model):  # whatever is asked for: the original had these masks
+    for path, config, _ in read_hosts(model):  # whatever is asked for: the original had these masks
         config._attn_implementation_internal = EAGER if path in entry.get("eager", ()) else SDPA
     route_permanently(model)
     heads = [tuple(head) for head in entry["heads"]]
@@ -294,6 +288,7 @@ def _make_constant(model: Any) -> None:
     sources = [  # of the right shape, for weights to be loaded into
         Constants(
             matrices={layer: torch.zeros(count, length, length, device="cpu") for layer, count in shapes.items()},
+            row_sums={(s, i): torch.zeros(shapes[s, i], length, device="cpu") for s, i in entry.get("row_sums", ())},
             origin=Origin(**entry["origin"]),
         )
         for length in entry["lengths"]

@@ -21,7 +21,7 @@ from regard.commands.look.run import look_at_inputs
 from regard.constants import Constants, Head
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
-from regard.hooks.head_operations import HeadOperation, list_heads, replacing_each_head
+from regard.hooks.head_operations import ConstantHead, HeadOperation, list_heads, replacing_each_head
 from regard.hooks.layers import eval_no_grad, model_fingerprint
 from regard.hooks.operation import parse_attention
 
@@ -196,4 +196,4 @@ class Session:
         matrix = self.constants.matrices.get(head[:2])
         if matrix is None or head[2] >= len(matrix):
             raise UserError(f"average: the constants have no head {head[2]} in layer {head[1]} ({head[0]})")
-        return matrix[head[2]]
+        return ConstantHead(matrix[head[2]], self.constants.sums_of(head[:2])[head[2]])

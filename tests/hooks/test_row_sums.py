@@ -1,0 +1,192 @@
+"""Constant heads of attention whose rows do not sum to one: their rows keep the mean sum, so that C·V is computed."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from regard.attention.spec import ATTENTIONS
+from regard.constants import Constants, approximate, to_length
+from regard.hooks import average_attention, replaced, replacing
+from regard.hooks.head_operations import ConstantHead, replacing_each_head
+from regard.models import RegardConfig, RegardForCausalLM
+from tests.named_cache import behind
+
+LENGTH, HEADS, WIDTH = 12, 4, 8
+
+
+def gpt_oss() -> Any:
+    """A decoder with learned sinks and grouped keys, whose eager attention is the reference."""
+    torch.manual_seed(0)
+    config = tf.GptOssConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=HEADS,
+        num_key_value_heads=2, head_dim=WIDTH, num_local_experts=2, num_experts_per_tok=1, sliding_window=64,
+        max_position_embeddings=64, initializer_range=0.3, attention_dropout=0.0,
+    )  # fmt: skip
+    model = tf.GptOssForCausalLM._from_config(config, attn_implementation="eager").eval()
+    for layer in model.model.layers:
+        layer.self_attn.sinks.data.normal_(1.0)
+    return model
+
+
+def ids(rows: int, tokens: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 50, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def mean_weights(model: Any, batch: Tensor, layer: int = 0) -> Tensor:
+    """The mean attention of a layer as the host gives it: (head, query, key)."""
+    return model(batch, output_attentions=True).attentions[layer].double().mean(0)
+
+
+def read(module: Any, run: Any) -> tuple[Tensor, Tensor]:
+    """What reaches the output projection in a run, and the values by query head: (batch, token, head, width)."""
+    seen: list[tuple[Tensor, Tensor]] = []
+    read: list[Tensor] = []
+    handles = [
+        module.v_proj.register_forward_pre_hook(lambda _module, given: read.append(given[0])),
+        module.o_proj.register_forward_pre_hook(lambda _module, given: seen.append((given[0], read[-1]))),
+    ]
+    run()
+    for handle in handles:
+        handle.remove()
+    output, states = (torch.cat(parts, dim=1) for parts in zip(*seen, strict=True))
+    value = module.v_proj(states).unflatten(-1, (-1, WIDTH))
+    return output.unflatten(-1, (HEADS, WIDTH)), value.repeat_interleave(HEADS // value.shape[2], dim=2)
+
+
+@pytest.fixture
+def model() -> Any:
+    return gpt_oss()
+
+
+@pytest.fixture
+def constants(model: Any) -> Constants:
+    return average_attention(model, [ids(6, LENGTH, seed=1)], LENGTH)
+
+
+@torch.no_grad()
+def test_the_rows_of_an_average_keep_their_sums(model: Any, constants: Constants) -> None:
+    expected = mean_weights(model, ids(6, LENGTH, seed=1))
+    assert float(expected.sum(-1).min()) < 0.3
+    torch.testing.assert_close(constants.matrices["decoder", 0].double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(constants.row_sums["decoder", 0].double(), expected.sum(-1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(constants.sums_of(("decoder", 0)), constants.row_sums["decoder", 0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [None, [(0, 1), (0, 2), (1, 0)]])
+@pytest.mark.parametrize("kind", ["plain", "padded", "cached", "packed"])
+def test_constant_heads_give_the_mean_weights_times_values(
+    model: Any, constants: Constants, heads: Any, kind: str
+) -> None:
+    batch, module = ids(3, 9, seed=2), model.model.layers[0].self_attn
+    matrix = mean_weights(model, ids(6, LENGTH, seed=1))
+    weights = matrix[:, :9, :9].expand(3, -1, -1, -1).clone()
+    inputs: list[dict[str, Any]] = [{"input_ids": batch, "use_cache": False}]
+    real = torch.ones(3, 9, dtype=torch.bool)
+    if kind == "padded":
+        real[1, :4] = False
+        inputs[0]["attention_mask"] = real.long()
+        weights[1] = 0
+        weights[1, :, 4:, 4:] = matrix[:, :5, :5]
+    if kind == "packed":
+        texts = torch.block_diag(torch.ones(4, 4), torch.ones(5, 5)).tril()
+        mask = torch.zeros(9, 9).masked_fill(texts == 0, torch.finfo(torch.float32).min)
+        positions = torch.cat([torch.arange(4), torch.arange(5)])
+        inputs[0] |= {"attention_mask": mask.expand(3, 1, -1, -1), "position_ids": positions.expand(3, -1)}
+        weights[:, :, 4:] = 0
+        weights[:, :, 4:, 4:] = matrix[:, :5, :5]
+    if kind == "cached":
+        cache = tf.DynamicCache(config=model.config)
+        inputs = [{"input_ids": part, **behind(cache)} for part in (batch[:, :6], *batch[:, 6:].split(1, 1))]
+
+    def run() -> None:
+        for given in inputs:
+            model(**given)
+
+    with replacing(model, constants, heads):
+        found, value = read(module, run)
+    expected = torch.einsum("bhqk,bkhd->bqhd", weights.float(), value)
+    for head in range(HEADS) if heads is None else (1, 2):
+        torch.testing.assert_close(found[:, :, head][real], expected[:, :, head][real], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [None, [(0, 1), (0, 2)]])
+def test_tokens_behind_a_cache_get_the_sums_in_a_model_without_sinks(heads: Any) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = tf.LlamaConfig(**sizes, num_attention_heads=HEADS, num_key_value_heads=2, initializer_range=0.3)
+    model = tf.LlamaForCausalLM(config).eval()
+    constants = average_attention(model, [ids(4, LENGTH)], LENGTH)
+    constants = replace(constants, row_sums={("decoder", 0): torch.rand(HEADS, LENGTH) + 0.2})
+    weights = constants.matrices["decoder", 0] * constants.row_sums["decoder", 0][..., None]
+    cache, batch = tf.DynamicCache(config=config), ids(3, 9, seed=2)
+    with replacing(model, constants, heads):
+        parts = (batch[:, :6], *batch[:, 6:].split(1, 1))
+        found, value = read(model.model.layers[0].self_attn, lambda: [model(part, **behind(cache)) for part in parts])
+    expected = torch.einsum("hqk,bkhd->bqhd", weights[:, :9, :9], value)
+    for head in range(HEADS) if heads is None else (1, 2):
+        torch.testing.assert_close(found[:, :, head], expected[:, :, head], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_one_head_beside_others_keeps_the_sums(model: Any, constants: Constants) -> None:
+    batch, module = ids(2, 8, seed=3), model.model.layers[0].self_attn
+    head = ConstantHead(constants.matrices["decoder", 0][2], constants.row_sums["decoder", 0][2])
+    with replacing_each_head(model, {("decoder", 0, 2): head}):
+        found = read(module, lambda: model(batch, use_cache=False))[0][:, :, 2]
+    with replacing(model, constants, [(0, 2)]):
+        expected = read(module, lambda: model(batch, use_cache=False))[0][:, :, 2]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_replaced_model_keeps_the_sums_in_its_file(model: Any, constants: Constants, tmp_path: Path) -> None:
+    batch, model = ids(2, 10, seed=4), model.float()
+    short = to_length(constants, 11)
+    torch.testing.assert_close(short.row_sums["decoder", 1], constants.row_sums["decoder", 1][:, :11])
+    made = replaced(model, [short, constants], [(0, 1), (1, 3)])
+    made.save_pretrained(tmp_path)
+    expected = made(batch, use_cache=False).logits
+    with replacing(model, constants, [(0, 1), (1, 3)]):
+        torch.testing.assert_close(model(batch, use_cache=False).logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        tf.AutoModelForCausalLM.from_pretrained(tmp_path)(batch, use_cache=False).logits, expected
+    )
+    assert not any(p.requires_grad for name, p in made.named_parameters() if "row_sums" in name)
+
+
+@torch.no_grad()
+def test_files_merges_forms_and_lengths_keep_the_sums(model: Any, constants: Constants, tmp_path: Path) -> None:
+    loaded = Constants.load(constants.save(tmp_path / "constants.safetensors"))
+    torch.testing.assert_close(dict(loaded.row_sums), dict(constants.row_sums))
+    other = average_attention(model, [ids(2, 7, seed=5)], LENGTH)
+    merged, whole = (
+        constants.merge(other),
+        average_attention(model, [ids(6, LENGTH, seed=1), ids(2, 7, seed=5)], LENGTH),
+    )
+    torch.testing.assert_close(dict(merged.row_sums), dict(whole.row_sums))
+    torch.testing.assert_close(dict(approximate(constants, "top-k", 3).row_sums), dict(constants.row_sums))
+    longer = to_length(constants, 15).row_sums["decoder", 0]
+    torch.testing.assert_close(longer[:, 12:], constants.row_sums["decoder", 0][:, -1:].expand(-1, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["off-by-one", "sigmoid", "linear", "k-bias", "softmax", "sigmoid-normalised"])
+def test_our_decoder_has_sums_where_its_weights_do_not_sum_to_one(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = RegardConfig(**sizes, num_attention_heads=HEADS, attention=ATTENTIONS[name], initializer_range=0.3)
+    model = RegardForCausalLM(config).eval()
+    constants = average_attention(model, [ids(4, 10)], 10)
+    assert bool(constants.row_sums) == (name not in ("softmax", "sigmoid-normalised"))
+    batch, module = ids(2, 10, seed=1), model.model.layers[0].self_attn
+    with replacing(model, constants):
+        found, value = read(module, lambda: model(batch, use_cache=False))
+    expected = torch.einsum("hqk,bkhd->bqhd", constants.matrices["decoder", 0], value)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
