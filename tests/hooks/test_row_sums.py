@@ -161,6 +161,17 @@ def test_a_replaced_model_keeps_the_sums_in_its_file(model: Any, constants: Cons
     assert not any(p.requires_grad for name, p in made.named_parameters() if "row_sums" in name)
 
 
+def test_trained_constants_keep_the_sums(model: Any, constants: Constants) -> None:
+    batch = ids(2, 10, seed=4)
+    with replacing(model, constants, train=True) as replacement:
+        loss = model(batch, labels=batch, use_cache=False).loss
+        loss.backward()
+        trained = replacement.constants()
+    torch.testing.assert_close(dict(trained.row_sums), dict(constants.row_sums))
+    with torch.no_grad(), replacing(model, trained):
+        torch.testing.assert_close(model(batch, labels=batch, use_cache=False).loss, loss.detach())
+
+
 @torch.no_grad()
 def test_files_merges_forms_and_lengths_keep_the_sums(model: Any, constants: Constants, tmp_path: Path) -> None:
     loaded = Constants.load(constants.save(tmp_path / "constants.safetensors"))

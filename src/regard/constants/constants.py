@@ -120,9 +120,9 @@ class Constants:
         row_sums = {}
         for site, layer in {**self.row_sums, **other.row_sums}:
             rows, other_rows = (constants.counts[site].amax(-1).double() for constants in (self, other))
-            share = rows / (rows + other_rows).clamp(min=1)
             sums, other_sums = (constants.sums_of((site, layer)).double() for constants in (self, other))
-            row_sums[site, layer] = (share * sums + (1 - share) * other_sums * (rows + other_rows > 0)).float()
+            total = rows * sums + other_rows * other_sums
+            row_sums[site, layer] = (total / (rows + other_rows).clamp(min=1)).float()
         sources = [constants.origin.data for constants in (self, other)]
         data = {"merged": [merged for source in sources for merged in source.get("merged", [dict(source)])]}
         tensors: dict[str, Any] = {"matrices": matrices, "counts": counts, "squares": squares, "row_sums": row_sums}

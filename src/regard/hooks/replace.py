@@ -61,7 +61,8 @@ class Replacement:
             matrices[layer][list(module.heads)] = matrix.tril() if module.causal else matrix
         source = original.origin.source
         source = source if source.startswith("trained") else f"trained from {source}"
-        return Constants(matrices=matrices, origin=replace(original.origin, source=source))
+        origin = replace(original.origin, source=source)
+        return Constants(matrices=matrices, origin=origin, row_sums=original.row_sums)
 
 
 @overload
