@@ -446,6 +446,8 @@ def test_files_that_are_not_the_layout(tmp_path: Path, content: str, said: str) 
 def test_answers_and_inputs_that_a_task_does_not_have(tmp_path: Path) -> None:
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("Text: so so", "Fair")])
     assert "expected one answer of Bad, Good in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
+    save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("Text: so so", ["Good", "Bad"])])
+    assert "got ('Good', 'Bad')" in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [*rows_of("sst2", "train", 20), ("so so", "Good")])
     assert "expected the parts of an input of sst2 in " in refusal("long-sequence", tmp_path, missing_tasks="skip")
     save(tmp_path / "sst2/train.json", [("Text: so so", "-")])

@@ -190,8 +190,10 @@ def test_an_instruction_is_the_first_of_two_texts(tmp_path: Path, suffix: str, c
 
 def test_rows_of_one_text_and_several_instructions_are_several_rows(tmp_path: Path) -> None:
     rows = [row | {"text": "one text", "instruction": f"Question {at}?"} for at, row in enumerate(records("a"))]
-    (task,) = read_stream(write(tmp_path / "mine.jsonl", rows)).tasks
-    assert sum(len(task.split(split)) for split in ("train", "dev", "test")) == 20
+    two = [row | {"text": f"text {at // 2}", "instruction": f"{at % 2}?"} for at, row in enumerate(records("a"))]
+    for name, written in (("mine.jsonl", rows), ("two.jsonl", two)):
+        (task,) = read_stream(write(tmp_path / name, written)).tasks
+        assert sum(len(task.split(split)) for split in ("train", "dev", "test")) == 20
 
 
 @pytest.mark.parametrize("column", ["answer", "target"])
