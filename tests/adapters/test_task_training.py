@@ -118,6 +118,22 @@ def test_it_trains_as_a_loop_does() -> None:
         assert torch.equal(adapters.get_parameter(name), value), name
 
 
+@pytest.mark.usefixtures("short_warm_up")
+@pytest.mark.parametrize("options", [{}, LEARNT])
+def test_it_trains_where_gradients_are_off(options: dict[str, Any]) -> None:
+    """As in a notebook that turned them off: the loss of the router, and of the adapter, was refused."""
+    on, losses = SharedAdapters(made("bert"), r=4, **options), []
+    off = copy.deepcopy(on)
+    for adapters, gradients in ((on, True), (off, False)):
+        for task, name in enumerate(TASKS[:2]):
+            with torch.set_grad_enabled(gradients):
+                losses.append(adapters.fit_task(name, batches("bert", task), epochs=1).losses)
+                assert torch.is_grad_enabled() == gradients
+    assert losses[2:] == losses[:2]
+    for name, value in on.state_dict().items():
+        assert torch.equal(off.state_dict()[name], value), name
+
+
 def test_a_task_may_be_trained_further() -> None:
     """Its rows are not added again, and others stay as they are."""
     adapters = SharedAdapters(made("bert"), r=4)

@@ -66,6 +66,7 @@ def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> Tens
     return losses.new_zeros(len(earlier)).index_add(0, rows.tasks, losses)
 
 
+@torch.enable_grad()  # notebooks turn gradients off once for all
 def warm_up_router(
     attention: SharedAttention,
     vectors: Tensor,

@@ -42,6 +42,7 @@ class TrainingOptions:
             raise UserError(f"learning_rate: expected a number above 0, got {self.learning_rate}")
 
 
+@torch.enable_grad()  # notebooks turn gradients off once for all
 def train_adapter(
     parameters: Sequence[nn.Parameter],
     batches: Any,
