@@ -194,8 +194,8 @@ def test_runs_of_another_command_are_refused(runs: Path, regard: Regard, tmp_pat
     complaint = regard("compare", tmp_path / "swept").complaint
     assert complaint.startswith("regard compare: expected at least two runs to compare, got 1: ")
     assert complaint.endswith(
-        f"swept is a sweep; {tmp_path / 'swept' / 'trials'}/* are its runs, and its report.html compares them"
-    )
+        f"swept is a sweep; {tmp_path / 'swept' / 'trials'}/*/ are its runs, and its report.html compares them"
+    )  # beside them are files of each
 
 
 def test_figures_of_other_commands_are_their_means_or_last_values() -> None:

@@ -34,10 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Compare, print, and write the page."""
     if len(args.runs) < 2:
-        hint = (
-            f": {args.runs[0]} is a sweep; {args.runs[0] / 'trials'}/* are its runs, and its report.html compares them"
-        )
-        hint = hint if (args.runs[0] / "sweep.json").is_file() else ""
+        given = args.runs[0]
+        hint = f": {given} is a sweep; {given / 'trials'}/*/ are its runs, and its report.html compares them"
+        hint = hint if (given / "sweep.json").is_file() else ""
         raise UserError(f"expected at least two runs to compare, got {len(args.runs)}{hint}")
     if len({run.resolve() for run in args.runs}) < len(args.runs):
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, args.runs))}")
