@@ -62,12 +62,14 @@ def test_tables_that_are_empty_are_saved(found: LearnResult, tmp_path: Path) -> 
 
 
 def test_what_a_killed_process_left_among_the_models_is_not_kept(found: LearnResult, tmp_path: Path) -> None:
-    models = tmp_path / "models" / "probe-1"
-    (models / ".index.json-ab12").mkdir(parents=True)
-    for name in ("index.json", ".index.json-ab12/index.json"):
-        (models / name).write_text("{}", encoding="utf-8")
+    for run in ("probe-1", ".-own.py-Own-1"):  # of --method ./own.py:Own
+        models = tmp_path / "models" / run
+        (models / ".index.json-ab12").mkdir(parents=True)
+        for name in ("index.json", ".index.json-ab12/index.json"):
+            (models / name).write_text("{}", encoding="utf-8")
     replace(found, models=tmp_path / "models").save(tmp_path / "run")
-    assert [path.name for path in (tmp_path / "run" / "models" / "probe-1").rglob("*")] == ["index.json"]
+    kept = [path.relative_to(tmp_path / "run") for path in (tmp_path / "run" / "models").rglob("*.json")]
+    assert sorted(map(str, kept)) == ["models/.-own.py-Own-1/index.json", "models/probe-1/index.json"]
     LearnResult.load(tmp_path / "run")
 
 
