@@ -104,6 +104,24 @@ def test_a_gate_is_measured_as_in_one_run(tmp_path: Path) -> None:
     pd.testing.assert_frame_equal(found, expected)
 
 
+def test_a_run_whose_method_had_a_setting_that_it_does_not_read_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version that gave methods all settings that they know, in their names: a new name was no run of it."""
+    given: dict[str, Any] = {"method": "sapt,sapt-paper", "seeds": [1], "head": "method"}
+    given["set"] = ("gate=open",)  # as `sapt` has it by default
+    with monkeypatch.context() as version:
+        version.setattr(
+            "regard.commands.learn.run.split_methods",
+            lambda config: [replace(config, method=name) for name in ("sapt", "sapt-paper")],
+        )
+        before = run_over(first(stream(), 2), tmp_path / "before", **given)
+    assert [run["method"] for run in before.metadata["runs"]] == ["sapt gate=open", "sapt-paper gate=open"]
+    longer = run_over(stream(), tmp_path / "longer", after=tmp_path / "before" / "run")
+    assert [run["method"] for run in longer.metadata["runs"]] == ["sapt", "sapt-paper gate=open"]
+    pd.testing.assert_frame_equal(scores(longer), scores(run_over(stream(), tmp_path / "whole", **given)))
+
+
 def check_changes(matrix: pd.DataFrame) -> None:
     """Rows lost since a task was learnt, less those gained, are what its score fell by."""
     keys = ["task", "scenario"]

@@ -86,7 +86,7 @@ class FinishedRun:
         Raises UserError if the method has other settings than it had then, by another version or file. A setting that
         there was not has its default.
         """
-        chosen, method = self.choices(run.config.label, run.config.seed), run.config.make_method()
+        chosen, method = self.choices(run.config), run.config.make_method()
         config = replace(run.config, length=chosen["length"], head=chosen.get(HEAD) or "method")
         if method.own_learning_rate(config.budget()) is None:  # else it is one of the settings
             config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
@@ -99,12 +99,15 @@ class FinishedRun:
         changes = {"fitted": chosen["fitted"], "lora": chosen.get(LORA), "search": chosen["search"]}
         return replace(run, config=config, earlier=self.earlier_tasks(config), **changes)
 
-    def choices(self, method: str, seed: int) -> Mapping[str, Any]:
-        """Return what the run chose for a method and a seed. Raises UserError if it has no such run."""
+    def choices(self, config: LearnConfig) -> Mapping[str, Any]:
+        """Return what the run chose for the method and seed of a configuration. Raises UserError if it has no such run.
+
+        Settings in the method's name do not count: a version gave some to methods that do not read them.
+        """
         for run in self.result.metadata["runs"]:
-            if (run["method"], int(run["seed"])) == (method, seed):
+            if f"{run['method']} ".startswith(f"{config.method} ") and int(run["seed"]) == config.seed:
                 return run
-        raise UserError(f"continue: {self.folder} has no run of {method} with seed {seed}")
+        raise UserError(f"continue: {self.folder} has no run of {config.method} with seed {config.seed}")
 
     def earlier_tasks(self, config: LearnConfig) -> EarlierTasks | None:
         """Return the tasks of one run, None for `joint`, which begins anew. Raises UserError if nothing was kept."""
@@ -117,7 +120,7 @@ class FinishedRun:
         if method_named(config.method).plans_ahead:
             problem = f"{config.method} treats each task by how many there are, and cannot go on with more"
             raise UserError(f"continue: {problem}; learn all tasks from the start")
-        run = self.choices(config.label, config.seed)
+        run = self.choices(config)
         folder = self.folder / MODELS / run["key"]
         if not (folder / KEPT).is_file():
             way = HOW_MODELS_ARE_SAVED.format(run=self.folder)
