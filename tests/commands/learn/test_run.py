@@ -599,3 +599,16 @@ def test_objects_that_are_no_stream_are_told_what_to_do(rows: Any) -> None:
     name = type(rows).__name__
     with pytest.raises(UserError, match=rf"expected a name, .* or a .*Stream, got a {name}: write it to a file"):
         learn(rows, ["finetune"], model="minilm")
+
+
+@pytest.mark.parametrize("first, second", [("own/a", "own-a"), ("own.a", "own.A")])
+def test_methods_whose_runs_have_one_folder_are_refused(
+    first: str, second: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of --method own/a.py:A,own-a.py:A: the second was taken for the first, whose scores it got."""
+    for name in (first, second):
+        monkeypatch.setitem(KNOWN, name, KNOWN["finetune"])
+    told = rf"^method: expected names .*, got '{first}' and '{second}', whose runs have the folder own.*; rename one$"
+    with pytest.raises(UserError, match=told):
+        learn(stream(), [first, second], loaded(), work_dir=tmp_path / "work", **FIELDS)
+    assert not (tmp_path / "work").exists()

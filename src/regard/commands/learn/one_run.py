@@ -1,7 +1,7 @@
 """One run of a comparison: a method over a stream, with diagnostics."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import TrainingBudget
 from regard.data.splits import check_disjoint, describe_protocol_differences
 from regard.data.stream import Stream
+from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
 from regard.runs.provenance import peak_memory
@@ -66,6 +67,16 @@ class Run:
         """Columns of all tables that are constant in the run."""
         order = "-".join(map(str, self.stream.order))
         return {"stream": self.stream.name, "method": self.config.label, "seed": self.config.seed, "order": order}
+
+
+def check_keys(runs: Iterable[Run]) -> None:
+    """Raise UserError if two runs have one key, in any case: the second would be taken for the first, which is done."""
+    by_key: dict[str, Run] = {}
+    for run in runs:
+        other = by_key.setdefault(run.key.lower(), run)
+        if other is not run:
+            got = f"{other.config.label!r} and {run.config.label!r}, whose runs have the folder {run.key}"
+            raise UserError(f"method: expected names that differ in letters or digits, got {got}; rename one")
 
 
 def run_method(

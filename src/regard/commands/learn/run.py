@@ -18,7 +18,7 @@ from regard.commands.learn.identity import REASONS, run_identity
 from regard.commands.learn.idle import CLASSES
 from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
-from regard.commands.learn.one_run import TASK_END, Run, check_method, run_method, task_hashes
+from regard.commands.learn.one_run import TASK_END, Run, check_keys, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
 from regard.commands.learn.references import LORA, choose_reference_lora
 from regard.commands.learn.result import MODELS, TABLES, LearnResult, make_table
@@ -166,6 +166,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         if finished is not None:
             finished.check_model(loaded)
         runs = _make_runs(configs, by_method, streams, loaded)
+        check_keys(runs)
         plain = [run.config for run in runs[: len(by_method)] if run.lora is None and run.config.lora_rank is None]
         check_trainable(loaded.model, plain, text=first_stream.text)
         if finished is not None:
