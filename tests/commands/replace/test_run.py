@@ -79,7 +79,6 @@ def test_the_table_has_a_row_for_each_source_order_fraction_and_seed(tiny: Tiny,
     assert not (tmp_path / "work").exists()
 
 
-@pytest.mark.exhaustive
 def test_epochs_of_probes_are_counted(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     """Of masked words a probe takes minutes, for which nothing moved."""
     seen: list[ProgressEvent] = []
@@ -89,6 +88,7 @@ def test_epochs_of_probes_are_counted(tiny: Tiny, reviews: Path, tmp_path: Path)
     assert counted == [(0, None), (1, 4), (2, 4), (3, 4), (4, 4)], "two epochs of each of two probes"
 
 
+@pytest.mark.exhaustive
 def test_the_run_is_written_and_read_again(tiny: Tiny, reviews: Path, tmp_path: Path) -> None:
     found = replaced(tiny, reviews, tmp_path / "work", dynamic_fractions=(1, 0.5, 0))
     found.save(tmp_path / "run")
