@@ -215,6 +215,9 @@ def test_running_text_of_ones_own_is_held_out_at_its_end(tmp_path: Path, name: s
         read_task(name, book)
     with pytest.raises(UserError, match="running text is the data of the task lm"):
         read_task(str(book))
+    (tmp_path / "rows.json").write_text('[{"text": "a", "label": "b"}]')
+    with pytest.raises(UserError, match=r"rows\.json'; write its list as \.jsonl, an object on each line$"):
+        read_task(str(tmp_path / "rows.json"))
     with pytest.raises(UserError, match=r"data: expected a folder with the files of cola; .*txt is a file"):
         read_task("cola", book)
 

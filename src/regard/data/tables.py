@@ -113,6 +113,11 @@ def find_table_suffix(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
+def find_json_hint(name: str) -> str:
+    """Say what to do with a file whose name ends in .json or the like, which is no table; empty for others."""
+    return "; write its list as .jsonl, an object on each line" if find_table_suffix(name).startswith(".json") else ""
+
+
 def find_file(folder: Path, *names: str) -> Path | None:
     """Find a file with one of several names, plain or packed (.gz)."""
     paths = (folder / (name + suffix) for name in names for suffix in ("", ".gz"))
@@ -305,7 +310,7 @@ def read_records(path: Path, option: str = TASK) -> Records:
     """Iterate over line numbers and records of a table, read as its suffix says."""
     suffix = find_table_suffix(path.name)
     if suffix not in _READERS:
-        hint = "; write its list as .jsonl, an object on each line" if suffix.startswith(".json") else ""
+        hint = find_json_hint(path.name)
         raise UserError(f"{option}: expected a file with one of the suffixes {list_suffixes()}, got {path}{hint}")
     return _READERS[suffix](path, option)
 

@@ -114,8 +114,8 @@ def _name_labels(labels: tuple[str, ...], class_names: Sequence[str], location: 
 def _find_spec(name: str) -> TaskSpec:
     if name not in TASKS:
         allowed = f"{', '.join(TASKS)}, or a file ({tables.list_suffixes()})"
-        hint = "; running text is the data of the task lm" if Path(name).is_file() else ""
-        raise UserError(f"task: expected one of {allowed}; got '{name}'{hint}")
+        hint = tables.find_json_hint(name) or "; running text is the data of the task lm"
+        raise UserError(f"task: expected one of {allowed}; got '{name}'{hint if Path(name).is_file() else ''}")
     return TASKS[name]
 
 
