@@ -6,15 +6,30 @@ from typing import NamedTuple
 from benchmarks.markdown import markdown_table, ratio
 from benchmarks.timing import RESULTS
 
+REGARD_IN_TRAINING = '`attn_implementation="regard"` in training'
+
 
 class Question(NamedTuple):
-    """What is done instead of what, the section that has all cases, and where its ratios are."""
+    """What is done instead of what, the section that has all cases, and where its ratios are.
+
+    `reference` is a contestant to compare with in place of the section's reference, in the cases that have it; cases
+    that have the contestant `without` are left out.
+    """
 
     what: str
     over: str
     section: str
     result: str
     contestant: str
+    reference: str = ""
+    without: str = ""
+
+    def ratios(self) -> list[float]:
+        """Return times over those of the reference."""
+        rows = json.loads((RESULTS / f"{self.result}.json").read_text(encoding="utf-8"))["rows"]
+        needed = {self.contestant, self.reference} - {""}
+        rows = [row for row in rows if needed <= set(row["figures"]) and self.without not in row["figures"]]
+        return [ratio(row, self.contestant) / (ratio(row, self.reference) if self.reference else 1) for row in rows]
 
 
 QUESTIONS = (
@@ -32,11 +47,28 @@ QUESTIONS = (
     Question("a forward, all heads constant", "with attention", "Constant heads", "constant_attention", "regard"),
     Question("a token with a cache, all heads constant", "with attention", "Decoding", "decoding", "all"),
     Question(
-        '`attn_implementation="regard"` in training',
+        f"{REGARD_IN_TRAINING} of models without SDPA",
         "eager attention",
         "Regard as the attention of a model",
         "attention_backend",
         "regard",
+        without="sdpa",
+    ),
+    Question(
+        f"{REGARD_IN_TRAINING} of others",
+        "SDPA",
+        "Regard as the attention of a model",
+        "attention_backend",
+        "regard",
+        reference="sdpa",
+    ),
+    Question(
+        f"{REGARD_IN_TRAINING} on a GPU, of models without SDPA",
+        "eager attention",
+        "Regard as the attention of a model on a GPU",
+        "gpu-attention_backend",
+        "regard",
+        without="sdpa",
     ),
 )
 
@@ -45,8 +77,7 @@ def in_short() -> str:
     """Return a table of how many times as long each takes, from the least to the most of its cases."""
     lines = []
     for one in QUESTIONS:
-        rows = json.loads((RESULTS / f"{one.result}.json").read_text(encoding="utf-8"))["rows"]
-        ratios = [ratio(row, one.contestant) for row in rows if one.contestant in row["figures"]]
+        ratios = one.ratios()
         link = f"[{len(ratios)} cases](#{one.section.lower().replace(' ', '-')})"
         lines.append((one.what, one.over, f"{min(ratios):.2f} to {max(ratios):.2f}", link))
     return markdown_table(("what", "instead of", "times as long", "all"), lines)
