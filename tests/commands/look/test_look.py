@@ -393,6 +393,8 @@ def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_p
     (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbfw1 w2")
     (tmp_path / "wide.txt").write_text("w1 w2", encoding="utf-16")
     assert regard("look", "model", "--file", "marked.txt", "--out", "file.html").code == 0
+    named = regard("look", "model", "marked.txt", "--out", "named.html")
+    assert "note: marked.txt is read as a text; --file reads the file of this name" in named.out
     page = (tmp_path / "file.html").read_text(encoding="utf-8")
     assert not [mark for mark in ("\ufeff", "\\ufeff") if mark in page]
     message = "regard look: --file: expected UTF-8, wide.txt is UTF-16; save it as UTF-8"

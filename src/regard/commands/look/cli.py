@@ -1,6 +1,7 @@
 """`regard look`."""
 
 import argparse
+import os
 from pathlib import Path
 
 from regard.commands.look.config import LookConfig
@@ -71,6 +72,8 @@ def run(args: argparse.Namespace) -> None:
     else:
         result = look(loaded, against=second, config=config, **source)
     result.save(out, overwrite=args.overwrite)
+    for text in filter(os.path.isfile, args.text or ()):  # for which pathlib raises an error if they are long
+        print(f"note: {text} is read as a text; --file reads the file of this name")
     for pane in result.panes:
         for note in pane["notes"]:
             print(f"note: {note}")
