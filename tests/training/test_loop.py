@@ -95,6 +95,11 @@ def test_it_trains_where_gradients_are_off() -> None:
         assert not torch.is_grad_enabled()
     assert [row["loss"] for row in off.history] == [row["loss"] for row in on.history]
     assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+    with (
+        torch.inference_mode(),
+        pytest.raises(UserError, match=r"outside of torch\.inference_mode\(\)"),
+    ):
+        trained(net(), plan)
 
 
 def test_parameters_may_have_rates_of_their_own() -> None:

@@ -194,6 +194,14 @@ def test_a_rate_that_diverges_is_told(states: States, inputs: Inputs) -> None:
         fitted("sequence", states, inputs, settings)
 
 
+def test_probes_train_where_gradients_are_off_but_not_in_inference_mode(states: States, inputs: Inputs) -> None:
+    probe = fitted("sequence", states, inputs, SETTINGS)
+    with torch.no_grad():
+        assert all(map(torch.equal, fitted("sequence", states, inputs, SETTINGS).parameters(), probe.parameters()))
+    with torch.inference_mode(), pytest.raises(UserError, match=r"outside of torch\.inference_mode\(\)"):
+        fitted("sequence", states, inputs, SETTINGS)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -147,7 +147,7 @@ def train(
             placement.isolated_rng(placed.device),
             run_trackers(accelerator, vars(plan)),
             restore_modes(model),
-            torch.enable_grad(),  # notebooks turn gradients off once for all
+            placement.enable_gradients(),
         ):
             _take_steps(run, progress)
     return TrainResult([_named(row, unit) for row in progress.history], progress.seconds, progress.step)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 from regard.models.model_files import eval_mode
 from regard.runs.config import Config, config_field
+from regard.training.placement import enable_gradients
 from regard.training.probes import IGNORE_INDEX, MaskedProbe, Probe, ProbeKind, SequenceProbe, TokenStates, make_probe
 from regard.training.states import States, get_encoder, hidden_states
 
@@ -109,7 +110,7 @@ def optimize(
     """
     optimizer = torch.optim.Adam(groups, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     history: list[float] = []
-    with torch.enable_grad(), seeded_dropout(seed, device):
+    with enable_gradients(), seeded_dropout(seed, device):
         for epoch in range(settings.epochs):
             step_losses: list[Tensor] = []
             for loss in losses(epoch):
