@@ -43,8 +43,8 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             raise UserError(
                 "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
-                "attn_implementation='eager' of the model has it, and backend='materialised' of other operations than "
-                "softmax"
+                "attn_implementation='eager' of the model has it outside of watching and replacing, and "
+                "backend='materialised' of other operations than softmax"
             )
         return once(*args)
 
