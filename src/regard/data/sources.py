@@ -9,14 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.data.files import add_file, list_files
+from regard.data.files import add_file
 from regard.data.hub import HubSplit
 from regard.data.tables import check_columns
 from regard.data.texts import (
     SUFFIXES,
     Document,
-    check_file,
-    find_suffix,
+    find_document_files,
     load_python_documentation,
     load_standard_library,
     read_documents,
@@ -121,15 +120,8 @@ def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> It
 
 def find_text_files(where: str) -> list[Path]:
     """Return the file at a path, or all text files in a folder and below, sorted by path."""
-    path = Path(where).expanduser()
-    allowed = ", ".join(SUFFIXES)
-    if path.is_dir():
-        files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES]
-        if not files:
-            raise UserError(f"data: expected files ({allowed}) in the folder {where}, found none")
-        return files
-    check_file(path, f"{PYTHON}, hub:NAME, a folder or a file ({allowed}),", "data")
-    return [path]
+    expected = f"{PYTHON}, hub:NAME, a folder or a file ({', '.join(SUFFIXES)}),"
+    return find_document_files(Path(where).expanduser(), expected, "data")
 
 
 def check_source(source: Source) -> None:

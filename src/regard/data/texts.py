@@ -91,7 +91,7 @@ def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]
 
 
 STANDARD_INPUT = "-"
-_OPTION = "texts"
+_OPTION, _ALLOWED = "texts", ", ".join(SUFFIXES)
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "idlelib", "turtledemo"}
 )
@@ -120,7 +120,7 @@ class Texts:
 def read_texts(paths: Sequence[str | Path]) -> Texts:
     """Read the documents of all files, in order, and of those in folders; "-" is standard input, one document."""
     if not paths:
-        raise UserError(f"texts: expected at least one file ({', '.join(SUFFIXES)}) or -, got none")
+        raise UserError(f"texts: expected at least one file ({_ALLOWED}) or -, got none")
     texts = [document for path in paths for document in _read(path)]
     names = ("standard input" if str(path) == STANDARD_INPUT else str(path) for path in paths)
     return Texts.of(texts, ", ".join(names))
@@ -154,22 +154,26 @@ def _read(path: str | Path) -> list[str]:
     if str(path) == STANDARD_INPUT:
         pieces = decode_pieces(sys.stdin.buffer, "standard input", _OPTION)
         return ["".join(_require_text(pieces, "standard input", _OPTION))]
-    path = Path(path)
-    allowed = ", ".join(SUFFIXES)
-    files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES] if path.is_dir() else [path]
-    if not files:
-        raise UserError(f"texts: expected files ({allowed}) in the folder {path}, found none")
-    if not path.is_dir():
-        check_file(path, f"a file with one of the suffixes {allowed}, a folder of such, or -;", _OPTION)
+    expected = f"a file with one of the suffixes {_ALLOWED}, a folder of such, or -;"
+    files = find_document_files(Path(path), expected, _OPTION)
     return ["".join(document) for file in files for document in read_documents(file, _OPTION)]
 
 
-def check_file(path: Path, expected: str, option: str) -> None:
-    """Raise UserError for what is no file of documents, which says what was expected."""
+def find_document_files(path: Path, expected: str, option: str) -> list[Path]:
+    """Return the file at a path, or all text files in a folder and below, sorted by path.
+
+    Raises UserError for what is neither, which says what was `expected`, and for a folder without any.
+    """
+    if path.is_dir():
+        files = [file for file in list_files(path) if find_suffix(file) in SUFFIXES]
+        if not files:
+            raise UserError(f"{option}: expected files ({_ALLOWED}) in the folder {path}, found none")
+        return files
     if not path.exists():
         raise UserError(f"{option}: expected a file, there is no {path}")
     if find_suffix(path) not in SUFFIXES or not path.is_file():
         raise UserError(f"{option}: expected {expected} got {path}")
+    return [path]
 
 
 def _remove_rules(text: str) -> str:
