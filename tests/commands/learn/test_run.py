@@ -593,6 +593,21 @@ def test_a_run_whose_merged_model_was_frozen_is_not_resumed_as_one_that_is_train
             check_same_identity(one, other, REASONS)
 
 
+def test_a_run_whose_held_out_text_changed_is_not_resumed(tmp_path: Path) -> None:
+    """Methods after the change were measured on another text than those before, side by side in one table."""
+    text = tmp_path / "held.txt"
+    identities = []
+    for words in ("one text", "another"):
+        text.write_text(words)
+        identities.append(run_identity(LearnConfig(held_out=str(text)), loaded(), stream()))
+    before, now = identities
+    check_same_identity(now, now)
+    with pytest.raises(UserError, match=r"^cannot resume: held_out_text has changed since .* its SHA-256 is another\."):
+        check_same_identity(before, now, REASONS)
+    of_python, none = (run_identity(LearnConfig(held_out=name), loaded(), stream()) for name in ("python", None))
+    assert of_python.keys() == none.keys() == before.keys() - {"held_out_text"}
+
+
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])
 def test_objects_that_are_no_stream_are_told_what_to_do(rows: Any) -> None:
     """A data frame is no name of a file, whatever its text."""

@@ -1,8 +1,11 @@
 """What the runs of a comparison depend on."""
 
+from pathlib import Path
 from typing import Any
 
 from regard.commands.learn.config import LearnConfig
+from regard.data.files import hash_path
+from regard.data.sources import PYTHON
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded
 
@@ -20,5 +23,13 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[st
     fields = {name: value for name, value in config.identity().items() if name not in untold}
     side = {"truncation_side": config.side} if stream.text else {}  # texts of classes are cut at their ends
     tasks = sorted(task.name for task in stream.tasks)
+    parts = {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks}
     merged = {} if loaded.adapter is None else {BASE_OF_ADAPTER: "trained"}  # it was frozen once
-    return {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks, **merged}
+    return {**parts, **merged, **_identify_held_out(config.held_out)}
+
+
+def _identify_held_out(text: str | None) -> dict[str, str]:
+    """Return the hash of the held-out text, of which the config has the path alone."""
+    if text is None or text == PYTHON or not Path(text).exists():
+        return {}
+    return {"held_out_text": hash_path(Path(text))}
