@@ -486,6 +486,48 @@ def test_blocks_that_are_executed_for_several_texts_are_no_loop() -> None:
     assert watch.samples == 4
 
 
+@pytest.mark.parametrize("reading", ["keyword", "positions first"])
+@torch.no_grad()
+def test_texts_are_told_whatever_reads_their_ids(reading: str) -> None:
+    model = Compares(plain)
+    model.positions = nn.Embedding(TOKENS, HEADS * WIDTH)
+
+    def encode(ids: Tensor) -> Tensor:
+        x: Tensor = model.embedding(input=ids) if reading == "keyword" else model.positions(torch.arange(TOKENS))
+        x = x if reading == "keyword" else x + model.embedding(ids)
+        for block in model.blocks:
+            x = x + block(x)
+        return x
+
+    model.encode = encode  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="for several token ids"), watching(model, "column_mass"):
+        model(ids(), ids().flip(1))
+
+
+class Universal(Model):
+    """Executes its blocks twice, each time with the number of the step embedded."""
+
+    def __init__(self) -> None:
+        super().__init__(plain)
+        self.steps = nn.Embedding(2, HEADS * WIDTH)
+
+    def forward(self, states: Tensor) -> Tensor:
+        for step in range(2):
+            states = states + self.steps(torch.full((len(states), 1), step))
+            for block in self.blocks:
+                states = states + block(states)
+        return states
+
+
+@torch.no_grad()
+def test_steps_of_a_loop_are_no_several_texts() -> None:
+    model = Universal()
+    with watching(model, "column_mass") as watch:
+        model(torch.randn(2, TOKENS, HEADS * WIDTH))
+    assert watch.samples == 2
+    assert set(watch.frame("column_mass")["layer"]) == set(range(6))
+
+
 class Inner(nn.Module):
     """Layers alone, of a model that loops over them, or ids in and states out, of one that compares texts."""
 
@@ -512,11 +554,21 @@ def test_an_encoder_of_several_texts_in_one_forward_is_watched_alone() -> None:
     assert_exact(watch, model.model)
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("passing", ["first", "behind others", "tuple"])
 @torch.no_grad()
-def test_layers_in_a_module_that_is_called_in_a_loop_are_those_of_a_loop() -> None:
+def test_layers_in_a_module_that_is_called_in_a_loop_are_those_of_a_loop(passing: str) -> None:
+    """However the module is passed the states that it has returned."""
     model = Inner(Model(plain))
     model.is_loop, model.model.embedding = True, nn.Identity()
     states = torch.randn(2, 2, TOKENS, HEADS * WIDTH)
+    if passing == "behind others":
+        model.model.forward = lambda _others, given: model.model.encode(given)  # type: ignore[method-assign]
+        others = torch.randn(2, TOKENS, 5)
+        model.forward = lambda first, second: model.model(others, model.model(others, first) + second)
+    elif passing == "tuple":
+        model.model.forward = lambda pair: (model.model.encode(pair[0]), None)
+        model.forward = lambda first, second: model.model((model.model((first, None))[0] + second, None))[0]
     with watching(model, "column_mass") as watch:
         model(*states)
     assert watch.samples == 2

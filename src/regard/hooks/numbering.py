@@ -53,11 +53,11 @@ class BlockCounter:
         around = modules_of(stack.module)[1:] if stack.is_own else []
         self._around = [module for module in around if self._holds_all(module)]
         """Modules within a module of nobody's library that hold all of its blocks."""
-        self._tables = [module for module in around if isinstance(module, nn.Embedding)]
         self._owners: dict[nn.Module, list[int]] = {}
         for block, index in self._indices.items():
             for module in modules_of(block):
                 self._owners.setdefault(module, []).append(index)
+        self._tables = [module for module in around if isinstance(module, nn.Embedding) and module not in self._owners]
         self.begin()
 
     def hooks(self) -> list[ModuleHook]:
@@ -77,8 +77,8 @@ class BlockCounter:
         self._called: set[nn.Module] = set()
         self._returned: dict[nn.Module, torch.Size | None] = {}
         """Shapes of what the modules around all blocks have returned in this forward."""
-        self._ids: tuple[nn.Module, Tensor] | None = None
-        """The table that was read first in this forward, and the ids."""
+        self._ids: dict[nn.Module, Tensor] = {}
+        """The ids that each table was read with first in this forward."""
         self._are_several = False
         self._tokens: int | None = None
         """Tokens of all rows that the block has read, where its first argument says so."""
@@ -98,22 +98,23 @@ class BlockCounter:
         """Raise a UserError if a module is called again, and not with states as it has returned, as in a loop."""
         if is_in_backward():
             return  # it is computed again
-        read = next(tensors_of((*args, *kwargs.values())), None)
-        goes_on = read is not None and read.shape == self._returned.get(module)
-        if module in self._returned and not goes_on:
+        read = [tensor.shape for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
+        if module in self._returned and self._returned[module] not in read:
             raise UserError(
                 f"cannot number the layers of {self._name}: {type(module).__name__} is called for several inputs in "
                 "one forward; watch that part of it, which has a sample for each"
             )
 
-    def _read_ids(self, table: nn.Module, args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Note whether the table that is read first in a forward, of tokens as a rule, is read again with other ids."""
-        ids = args[0] if args else None
-        if not isinstance(ids, Tensor) or is_in_backward():
+    def _read_ids(self, table: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note whether a table, of tokens or their positions as a rule, is read again with other ids in a forward.
+
+        One number is the step of a loop, which Universal Transformers have a table of.
+        """
+        ids = args[0] if args else kwargs.get("input")
+        if not isinstance(ids, Tensor) or is_in_backward() or bool((ids == ids.flatten()[:1]).all()):
             return
-        first, before = self._ids or (table, ids.clone())
-        self._ids = first, before
-        self._are_several = self._are_several or (table is first and not torch.equal(ids, before))
+        before = self._ids.setdefault(table, ids.clone())
+        self._are_several = self._are_several or not torch.equal(ids, before)
 
     def _leave_around(self, module: nn.Module, _args: Any, output: Any) -> None:
         written = next(tensors_of(output), None)
