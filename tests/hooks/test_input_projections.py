@@ -7,10 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
-from transformers import Llama4ForCausalLM, Llama4TextConfig, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DebertaV2Config,
+    DebertaV2Model,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 from transformers.models.llama import modeling_llama
 
 import regard
+from regard.hooks.input_projections import PartialLinear
 
 
 def test_all_heads_of_a_host_that_turns_queries_as_complex_numbers_are_replaced() -> None:
@@ -26,6 +34,23 @@ def test_all_heads_of_a_host_that_turns_queries_as_complex_numbers_are_replaced(
         with regard.replacing(model, constants):
             assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
             assert not torch.allclose(model(ids.flip(1)).logits, other, atol=1e-2)
+
+
+def test_projections_that_their_own_module_calls_for_positions_are_cut() -> None:
+    """DeBERTa v3 projects relative positions as it does tokens. Constants of one text change nothing in it."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "vocab_size": 50, "num_hidden_layers": 2}
+    relative: dict[str, Any] = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "share_att_key": True}
+    model: Any = DebertaV2Model(DebertaV2Config(**sizes, **relative, num_attention_heads=2)).eval()
+    ids = torch.randint(3, 50, (1, 9))
+    constants = regard.average_attention(model, [{"input_ids": ids}], length=9)
+    with torch.no_grad():
+        expected = model(ids).last_hidden_state
+        with regard.replacing(model, constants, heads=[(0, 1), (1, 1)]):
+            assert_close(model(ids).last_hidden_state, expected, atol=1e-5, rtol=1e-4)
+            for layer in model.encoder.layer:
+                attention = layer.attention.self
+                assert all(isinstance(part, PartialLinear) for part in (attention.query_proj, attention.key_proj))
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

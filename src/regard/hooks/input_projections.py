@@ -43,15 +43,10 @@ def find_fused_projection(module: nn.Module, outputs: Mapping[nn.Module, Tensor]
     return None
 
 
-def projects_for_others(module: nn.Module, calls: Mapping[nn.Module, int], uses: int) -> bool:
-    """Return whether a projection of an attention module is called more often than the module attends.
-
-    `calls` are those of each module in a forward. PEFT's adaption prompts, as an example, go through the same
-    projections, and have an attention of their own.
-    """
+def named_projections(module: nn.Module) -> list[nn.Module]:
+    """Return the parts of a module that project queries or keys by their names."""
     names = (*FUSED, *(name for pair in SEPARATE for name in pair))
-    own = (module._modules.get(name) for name in names)
-    return any(calls.get(projection, 0) > uses for projection in own if projection is not None)
+    return [part for name in names if (part := module._modules.get(name)) is not None]
 
 
 class PartialLinear(nn.Module):

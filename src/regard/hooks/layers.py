@@ -2,7 +2,6 @@
 
 import hashlib
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, describe_error
 from regard.hooks.attention_function import Observer
 from regard.hooks.direction import is_causal_layer
-from regard.hooks.input_projections import find_fused_projection, projects_for_others
+from regard.hooks.input_projections import find_fused_projection, named_projections
 from regard.hooks.module_tree import find_root
 from regard.hooks.modules import AttentionLayer, Stack, attention_kind, cross_site
 from regard.hooks.numbering import BlockCounter
@@ -144,25 +143,35 @@ class _Tracer(Observer):
         self._counters = {stack.path: BlockCounter(stack) for stack in stacks}
         self._roles: dict[str, str] = {}
         self._outputs: dict[nn.Module, Tensor] = {}
-        self._num_calls = Counter[nn.Module]()
-        """Calls of each module without children."""
+        self._projecting = {part: module for module in locations for part in named_projections(module)}
+        """The module of each projection of queries or keys."""
+        self._running = set[nn.Module]()
+        self._projects_for_others = set[nn.Module]()
         self._keys: list[Tensor] = []
 
     def hooks(self) -> list[ModuleHook]:
-        """Return hooks that count blocks, and note the output of each module without children."""
+        """Return hooks that count blocks, note the output of each module without children, and who calls it."""
         leaves = [module for module in self.locations if not list(module.children())]
         hooks = [hook for counter in self._counters.values() for hook in counter.hooks()]
+        for module in set(self._projecting.values()):
+            hooks.append(ModuleHook(module, self._enter))
+            hooks.append(ModuleHook(module, self._leave, is_after=True))
         return hooks + [ModuleHook(module, self._note_output, is_after=True) for module in leaves]
 
     def find_layers(self) -> list[AttentionLayer]:
         """Return the layers once the forward is over, and of each whether others use its keys or projections, too."""
-        uses = Counter(layer.module for layer in self.layers)
-        calls = self._num_calls
-        shared = {module for module, count in uses.items() if projects_for_others(module, calls, count)}
+        shared = self._projects_for_others
         return [replace(layer, lends_keys=layer.lends_keys or layer.module in shared) for layer in self.layers]
 
+    def _enter(self, module: nn.Module, *_: Any) -> None:
+        self._running.add(module)
+
+    def _leave(self, module: nn.Module, *_: Any) -> None:
+        self._running.discard(module)
+
     def _note_output(self, module: nn.Module, _args: Any, output: Any) -> None:
-        self._num_calls[module] += 1
+        if (owner := self._projecting.get(module)) is not None and owner not in self._running:
+            self._projects_for_others.add(owner)  # as PEFT's adaption prompts do, whose attention is another one
         if isinstance(output, Tensor):
             self._outputs[module] = output
 
