@@ -161,6 +161,84 @@ def test_several_attentions_are_told_however_a_block_is_passed_its_states(passin
         model(ids())
 
 
+class Single(nn.Module):
+    """One attention, in no list of blocks."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        model = Model(way)
+        self.embedding, self.attention = model.embedding, model.blocks[0]
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.attention(self.embedding(ids))
+
+
+class Around(nn.Module):
+    """Blocks whose attention is called, and not they."""
+
+    def __init__(self, way: Way) -> None:
+        super().__init__()
+        model = Model(way)
+        self.embedding = model.embedding
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attention": block}) for block in model.blocks)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        for block in self.blocks:
+            x = x + block["attention"](x)  # type: ignore[index]
+        return x
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("kind", [Single, Around])
+@torch.no_grad()
+def test_several_attentions_are_told_where_no_block_is_passed_states(kind: Any) -> None:
+    """A model of ids without a list is its only block, and what is in a block may be called alone."""
+    model = kind(differential)
+    with pytest.raises(UserError, match="for the same tokens"), watching(model, "column_mass"):
+        model(ids())
+    model = kind(row_by_row)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert watch.samples == 2
+
+
+class Conditioned(nn.Module):
+    """A block that reads a condition of three tokens before its states."""
+
+    def __init__(self, attention: Attention) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, _condition: Tensor, x: Tensor) -> Any:
+        return self.attention(x)
+
+
+@torch.no_grad()
+def test_rows_in_a_loop_are_samples_behind_a_condition() -> None:
+    """The tokens of the condition were taken for those that attend."""
+    model: Any = Model(row_by_row)
+    blocks = model.blocks
+    model.conditioned = nn.ModuleList(map(Conditioned, blocks))
+    del model.blocks
+    condition = torch.randn(2, 3, HEADS * WIDTH)
+
+    def encode(given: Tensor) -> Tensor:
+        x = model.embedding(given)
+        model.inputs = []
+        for block in model.conditioned:
+            model.inputs.append(x)
+            x = x + block(condition, x)
+        return x
+
+    model.encode = encode
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert watch.samples == 2
+    model.blocks = blocks
+    assert_exact(watch, model)
+
+
 @torch.no_grad()
 def test_rows_in_a_loop_are_samples() -> None:
     model = Model(row_by_row)

@@ -57,6 +57,8 @@ class BlockCounter:
         for block, index in self._indices.items():
             for module in modules_of(block):
                 self._owners.setdefault(module, []).append(index)
+        inner = self._owners if stack.is_own else []
+        self._parts = [module for module in inner if next(module.children(), None) is not None]
         self._tables = [module for module in around if isinstance(module, nn.Embedding) and module not in self._owners]
         self.begin()
 
@@ -82,6 +84,8 @@ class BlockCounter:
         self._are_several = False
         self._tokens: int | None = None
         """Tokens of all rows that the block has read, where its first argument says so."""
+        self._reads = dict[nn.Module, list[int]]()
+        """The same of each call of a part of a block, in a module of nobody's library."""
         self._queries = dict[str, int]()
         """Queries of all calls in the block that are no repeats, over all rows, by kind."""
 
@@ -89,9 +93,10 @@ class BlockCounter:
         return module not in self._indices and set(self._indices) <= set(modules_of(module))
 
     def around_hooks(self) -> list[ModuleHook]:
-        """Return hooks of tables and of what holds all blocks, which refuse several inputs in one forward."""
+        """Return hooks of a module of nobody's library: of tables, of what holds all blocks, and of their parts."""
         before = [ModuleHook(module, self._enter_around) for module in self._around]
         before += [ModuleHook(table, self._read_ids) for table in self._tables]
+        before += [ModuleHook(part, self._read_states) for part in self._parts]
         return before + [ModuleHook(module, self._leave_around, is_after=True) for module in self._around]
 
     def _enter_around(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -115,6 +120,11 @@ class BlockCounter:
             return
         before = self._ids.setdefault(table, ids.clone())
         self._are_several = self._are_several or not torch.equal(ids, before)
+
+    def _read_states(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tokens = _count_tokens(args, kwargs, is_part=True)
+        if tokens is not None:
+            self._reads.setdefault(part, []).append(tokens)
 
     def _leave_around(self, module: nn.Module, _args: Any, output: Any) -> None:
         written = next(tensors_of(output), None)
@@ -178,9 +188,13 @@ class BlockCounter:
 
     def _check_queries(self, module: nn.Module, kind: str, call: AttentionCall, part: int) -> None:
         """Raise a UserError if a module attends several times for the same tokens, with other queries and keys."""
+        reads = self._reads.get(module, [])
+        if not part:
+            del reads[:-1]
         before = self._queries.get(kind, 0) if part else 0
         self._queries[kind] = before + len(call.query) * call.query.shape[2]
-        if part and self._tokens is not None and self._queries[kind] > self._tokens:
+        tokens = reads[0] if len(reads) == 1 else self._tokens or sum(reads)  # of several calls, the block's states
+        if part and tokens and self._queries[kind] > tokens:
             raise UserError(
                 f"cannot observe {self._name}: {type(module).__name__} attends several times for the same tokens, with "
                 "other queries and keys, as differential attention and loops over heads do; expected one attention of "
@@ -235,18 +249,20 @@ class BlockCounter:
         return type(self._stack.module).__name__
 
 
-def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> int | None:
     """Return of how many tokens a block reads states; None if it reads none.
 
-    They are the first of its tensors, but for masks of pairs: (batch, token, width), or else with other axes.
+    They are the first of its tensors, but for masks of pairs: (batch, token, width), or else with other axes. Those of
+    parts of a block may be axes of heads: these are left out (`is_part`).
     """
     named = (kwargs["hidden_states"],) if "hidden_states" in kwargs else ()
     tensors = [one for value in (*args, *named, *kwargs.values()) for one in tensors_of(value) if one.ndim > 1]
     if not tensors:
         return None
-    is_mask = tensors[0].ndim > HIDDEN_AXES
-    states = next((one for one in tensors if one.ndim == HIDDEN_AXES), tensors[0]) if is_mask else tensors[0]
-    return states.shape[:-1].numel()
+    states = tensors[0] if tensors[0].ndim <= HIDDEN_AXES else next((t for t in tensors if t.ndim == HIDDEN_AXES), None)
+    if states is None and not is_part:
+        states = tensors[0]
+    return None if states is None else states.shape[:-1].numel()
 
 
 def _find_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
