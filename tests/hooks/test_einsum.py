@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.einsum_letters import read_letters
+from regard.hooks.two_operands import FOLLOWED
 from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Way, assert_exact, ids
 
 SCALE = WIDTH**-0.5
@@ -77,10 +78,27 @@ def exchanged_twice(attention: Attention, x: Tensor) -> Tensor:
     return ((q @ k.mT).mT * SCALE).mT.softmax(-1) @ v
 
 
+def exchanged_by_einsum(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    scores = torch.einsum("bhji->bhij", torch.einsum("bhjd,bhid->bhji", k, q)) * SCALE
+    return scores.softmax(-1) @ v
+
+
+def exchanged_before_masks(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    scores = (k @ q.mT).mT * SCALE
+    masks = [scores > 100 + level for level in range(FOLLOWED)]
+    return scores.masked_fill(torch.stack(masks).any(0), 0).softmax(-1) @ v
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
-    "way", [*FOLDED, ellipsis_of_heads, keys_before_queries, folded_keys_before_queries, exchanged_twice]
-)
+    "way",
+    [
+        *FOLDED, ellipsis_of_heads, keys_before_queries, folded_keys_before_queries, exchanged_twice,
+        exchanged_by_einsum, exchanged_before_masks,
+    ],
+)  # fmt: skip
 @torch.no_grad()
 def test_keys_are_told_from_queries(way: Way) -> None:
     """Of as many, whichever stand first in their product: norms of queries were measured as those of keys."""

@@ -219,6 +219,8 @@ class AttentionProducts:
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
+            for earlier in self._products:
+                earlier.follow(name, args, result)  # einsum of one tensor may exchange axes
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(Product.of(tensors[0], tensors[1], letters, result))
             return result

@@ -12,7 +12,7 @@ from torch import Tensor
 
 FOLLOWED = 16
 """Tensors made of a product of which it is known whether its last two axes are exchanged."""
-EXCHANGING = ("__get__", "adjoint", "moveaxis", "movedim", "permute", "swapaxes", "swapdims", "transpose")
+EXCHANGING = ("__get__", "adjoint", "einsum", "moveaxis", "movedim", "permute", "swapaxes", "swapdims", "transpose")
 """Functions that may exchange them; `__get__` is that of `mT`."""
 
 
@@ -42,8 +42,8 @@ class Product:
         return product
 
     def follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
-        """Note what a function has made of the output, or of what was made of it."""
-        if not isinstance(result, Tensor) or result.numel() != self.size:
+        """Note what a function has made of the output, or of what was made of it; no masks."""
+        if not isinstance(result, Tensor) or result.numel() != self.size or not result.is_floating_point():
             return
         for read, is_exchanged in reversed(self.results):
             made = read()
