@@ -78,7 +78,8 @@ class DirectForward:
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(MethodType(self.__func__, self.__self__))
+        whole = inspect.signature(self.__func__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
         return self.__func__(self.__self__, *args, **inputs)
