@@ -31,6 +31,7 @@ from benchmarks.training_contestants import PEERS, SIZES, Setting, Take, llama_o
 LENGTHS = (256, 1024, 2048)
 SETTINGS = [Setting(precision, compiled) for precision in ("float32", "bfloat16") for compiled in (False, True)]
 
+
 def race(contestants: Mapping[str, Take], *, rounds: int, steps: int) -> dict[str, Figures]:
     """The figures of each, some steps of each in turn; memory is not among them."""
     return race_in_rounds({name: partial(take, steps) for name, take in contestants.items()}, rounds)
