@@ -40,10 +40,11 @@ LIMITS = {
     "structured_constants": 120,
     "decoding": 60,
     "cached_probe": 90,
-    "operators": 240,
+    "operators": 180,
     "loss_layer": 60,
     "attention_backend": 120,
     "training_step": 210,
+    "attention_steps": 60,
     "learning": 120,
     "adapters": 150,
     "gathering": 60,
@@ -55,7 +56,11 @@ GPU_OPTIONS = {
     "training_step": (
         *("--sizes", "10M,124M", "--lengths", "1024"),
         *("--settings", "bfloat16,bfloat16 compiled"),
-    )
+    ),
+    "attention_steps": (
+        *("--sizes", "124M", "--lengths", "1024", "--settings", "bfloat16"),
+        *("--attentions", "sigmoid,softpick,kv-bias,linear"),
+    ),
 }
 """What suits a GPU better than the cases of a CPU."""
 

@@ -21,6 +21,7 @@ TITLES = {
     "loss_layer": "Loss layer",
     "attention_backend": "Regard as the attention of a model",
     "training_step": "A training step",
+    "attention_steps": "A training step with other attentions",
     "learning": "Learning a task",
     "adapters": "A pool of LoRA adapters",
     "gathering": "Gathering or masking adapters",
