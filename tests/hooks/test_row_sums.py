@@ -201,3 +201,31 @@ def test_our_decoder_has_sums_where_its_weights_do_not_sum_to_one(name: str) -> 
         found, value = read(module, lambda: model(batch, use_cache=False))
     expected = torch.einsum("hqk,bkhd->bqhd", constants.matrices["decoder", 0], value)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [lambda c: to_length(c, 15), lambda c: approximate(c, "toeplitz", 3)])
+def test_rows_that_no_sample_had_get_the_sums_of_the_last_that_one_had(model: Any, change: Any) -> None:
+    short = average_attention(model, [ids(6, 7, seed=1)], LENGTH)
+    changed = change(short)
+    sums = short.row_sums["decoder", 0][:, 6]
+    batch, module = ids(2, LENGTH, seed=2), model.model.layers[0].self_attn
+    with replacing(model, changed):
+        found, value = read(module, lambda: model(batch, use_cache=False))
+    rows = changed.matrices["decoder", 0][:, 7:LENGTH, :LENGTH]
+    weights = rows / rows.sum(-1, keepdim=True) * sums[:, None, None]
+    expected = torch.einsum("hqk,bkhd->bqhd", weights, value)
+    torch.testing.assert_close(found[:, 7:], expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_merged_averages_of_weights_of_both_signs_are_those_of_all_data() -> None:
+    """Sums of absolute weights do not add up: those of other signs cancel."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = RegardConfig(**sizes, num_attention_heads=HEADS, attention=ATTENTIONS["linear"], initializer_range=0.3)
+    model, parts = RegardForCausalLM(config).eval(), [ids(3, 10, seed=1), ids(2, 7, seed=2)]
+    merged = average_attention(model, parts[:1], 10).merge(average_attention(model, parts[1:], 10))
+    matrix = merged.matrices["decoder", 0]
+    assert bool((matrix < 0).any())
+    torch.testing.assert_close(merged.row_sums["decoder", 0], matrix.abs().sum(-1))

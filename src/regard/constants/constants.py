@@ -104,8 +104,13 @@ class Constants:
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def sums_of(self, layer: Layer) -> Float[Tensor, "head query"]:
-        """Return what the rows of a layer sum to when they are applied: 1 where nothing else is known."""
-        return self.row_sums.get(layer, self.matrices[layer].new_ones(self.matrices[layer].shape[:2]))
+        """Return what the rows of a layer sum to when they are applied: 1 where nothing else is known.
+
+        Rows that no sample had, as behind the longest one, have the sums of the row before them.
+        """
+        sums = self.row_sums.get(layer, self.matrices[layer].new_ones(self.matrices[layer].shape[:2]))
+        rows = torch.arange(sums.shape[1], device=sums.device)
+        return sums[:, torch.where(sums.amax(0) > 0, rows, 0).cummax(0).values]
 
     def merge(self, other: Constants) -> Constants:
         """Return the averages over the data of both, which may differ in their data alone."""
@@ -121,7 +126,9 @@ class Constants:
         for site, layer in {**self.row_sums, **other.row_sums}:
             rows, other_rows = (constants.counts[site].amax(-1).double() for constants in (self, other))
             sums, other_sums = (constants.sums_of((site, layer)).double() for constants in (self, other))
-            total = rows * sums + other_rows * other_sums
+            parts = torch.stack([part.counts[site] * part.matrices[site, layer].double() for part in (self, other)])
+            left = parts.sum(0).abs().sum(-1) / parts.abs().sum((0, -1)).clamp(min=1e-300)  # other signs cancel
+            total = (rows * sums + other_rows * other_sums) * left
             row_sums[site, layer] = (total / (rows + other_rows).clamp(min=1)).float()
         sources = [constants.origin.data for constants in (self, other)]
         data = {"merged": [merged for source in sources for merged in source.get("merged", [dict(source)])]}

@@ -41,7 +41,7 @@ def to_length(constants: Constants, length: int) -> Constants:
     note = f"fitted from {old} to {length} tokens by relative offset and the columns of special tokens"
     origin = replace(origin, notes=(*origin.notes, note), separators=tuple(columns.values()))
     last = torch.arange(length).clamp(max=old - 1)
-    row_sums = {key: sums[:, last] for key, sums in constants.row_sums.items()}
+    row_sums = {key: constants.sums_of(key)[:, last] for key in constants.row_sums}
     return Constants(matrices=matrices, origin=origin, row_sums=row_sums)
 
 
