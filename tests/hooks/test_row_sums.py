@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, approximate, to_length
-from regard.hooks import average_attention, replaced, replacing
+from regard.hooks import average_attention, mixing, replaced, replacing, watching
 from regard.hooks.head_operations import ConstantHead, replacing_each_head
 from regard.models import RegardConfig, RegardForCausalLM
 from tests.named_cache import behind
@@ -201,6 +201,34 @@ def test_our_decoder_has_sums_where_its_weights_do_not_sum_to_one(name: str) -> 
         found, value = read(module, lambda: model(batch, use_cache=False))
     expected = torch.einsum("hqk,bkhd->bqhd", constants.matrices["decoder", 0], value)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["off-by-one", "stable-mask", "kv-bias", "gpt-oss"])
+@pytest.mark.every_value
+def test_the_virtual_sink_of_a_constant_head_is_what_its_rows_lack(name: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    model = gpt_oss()
+    if name != "gpt-oss":
+        config = RegardConfig(**sizes, num_attention_heads=HEADS, attention=ATTENTIONS[name], initializer_range=0.3)
+        model = RegardForCausalLM(config).eval()
+    constants = average_attention(model, [ids(4, 10)], 10)
+    missing = 1 - constants.matrices["decoder", 0].double().sum(-1).mean(-1)
+    statistics = ["row_sum", "virtual_sink_mass"]
+    for enter, expected in (
+        (replacing(model, constants, [(0, 1), (0, 2)]), missing[1:3]),
+        (mixing(model, constants), None),
+    ):
+        with enter, watching(model, statistics=statistics) as watch:
+            model(ids(3, 10, seed=4), use_cache=False)
+        mass, rows = (
+            torch.tensor(frame[frame.position.isna()].sort_values("head")["value"].to_numpy())
+            for frame in (watch.frame(one, layer=0) for one in ("virtual_sink_mass", "row_sum"))
+        )
+        torch.testing.assert_close(mass, 1 - rows, rtol=1e-4, atol=1e-6)
+        if expected is not None:
+            torch.testing.assert_close(mass[1:3], expected, rtol=1e-4, atol=1e-6)
 
 
 @torch.no_grad()

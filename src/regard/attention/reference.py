@@ -190,6 +190,15 @@ def _without_sign(matrix: Float[Tensor, "batch head query key"]) -> Float[Tensor
     return torch.where((matrix < 0).any(-1, keepdim=True), proxy_distribution(matrix), matrix)
 
 
+def _constant_column(call: AttentionCall, constant: ConstantHeadsInput, like: Tensor) -> Tensor:
+    """Return what constant heads give to no token: (batch, head, query, 1), 0 of the other heads."""
+    sums = constant_weights(call).abs().sum(-1, keepdim=True).to(like.dtype)
+    share = (1 - sums).clamp(min=0) * (sums != 0)
+    if constant.gate is not None:
+        share = share * (1 - constant.gate[:, None, None])
+    return torch.zeros_like(like).index_copy(1, torch.tensor(constant.heads, device=like.device), share)
+
+
 def distribution(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
@@ -203,5 +212,7 @@ def distribution(
     if operation.function is not None or WEIGHTINGS[operation.weighting].proxy:
         columns = proxy_distribution(columns)
     elif call.constant is not None:
+        if column is not None and (operation.weighting == "softmax" or operation.normalisation != "none"):
+            columns = torch.cat([column + _constant_column(call, call.constant, column), matrix], dim=-1)
         columns = _without_sign(columns)
     return (columns, torch.zeros_like(columns[..., 0])) if column is None else (columns[..., 1:], columns[..., 0])
