@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, approximate, to_length
+from regard.errors import UserError
 from regard.hooks import average_attention, mixing, replaced, replacing, watching
 from regard.hooks.head_operations import ConstantHead, replacing_each_head
 from regard.models import RegardConfig, RegardForCausalLM
@@ -229,6 +230,14 @@ def test_the_virtual_sink_of_a_constant_head_is_what_its_rows_lack(name: str) ->
         torch.testing.assert_close(mass, 1 - rows, rtol=1e-4, atol=1e-6)
         if expected is not None:
             torch.testing.assert_close(mass[1:3], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(HEADS, 5), torch.ones(2, LENGTH), torch.full((HEADS, LENGTH), torch.nan)])
+def test_row_sums_of_other_shapes_are_refused(constants: Constants, wrong: Tensor) -> None:
+    with pytest.raises(UserError, match=r"expected finite row sums \(head, query\) for layer 1 \(decoder\)"):
+        replace(constants, row_sums={("decoder", 1): wrong})
+    with pytest.raises(UserError, match=r"row sums .* for layer 9"):
+        replace(constants, row_sums={("decoder", 9): torch.ones(HEADS, LENGTH)})
 
 
 @torch.no_grad()

@@ -66,6 +66,12 @@ class Constants:
                 raise UserError(f"constants: expected (head, query, key) for layer {layer} ({site}), got shape {shape}")
             if not bool(matrix.isfinite().all()):
                 raise UserError(f"constants: expected finite entries, layer {layer} ({site}) has others")
+        for (site, layer), sums in self.row_sums.items():
+            matrix = self.matrices.get((site, layer))
+            if matrix is None or sums.shape != matrix.shape[:2] or not bool(sums.isfinite().all()):
+                raise UserError(
+                    f"constants: expected finite row sums (head, query) for layer {layer} ({site}), got others"
+                )
         shapes = {matrix.shape[1:] for matrix in self.matrices.values()}
         if len(shapes) > 1:
             raise UserError(f"constants: expected one length for all layers, got {sorted(map(tuple, shapes))}")
