@@ -232,6 +232,22 @@ def test_the_virtual_sink_of_a_constant_head_is_what_its_rows_lack(name: str) ->
             torch.testing.assert_close(mass[1:3], expected, rtol=1e-4, atol=1e-6)
 
 
+@torch.no_grad()
+def test_weights_of_both_signs_are_measured_by_their_size(model: Any, constants: Constants) -> None:
+    """As of constants that were trained: only their rows with negative weights were divided by Σ |A|."""
+    signs = torch.where(torch.arange(LENGTH) % 3 == 1, -1, 1)
+    signed = {layer: matrix * signs for layer, matrix in constants.matrices.items()}
+    size = constants.matrices["decoder", 0].double()
+    statistics = ["virtual_sink_mass", "column_mass"]
+    with replacing(model, replace(constants, matrices=signed)), watching(model, statistics=statistics) as watch:
+        model(ids(2, LENGTH, seed=3), use_cache=False)
+    sink, mass = (watch.frame(name, layer=0) for name in ("virtual_sink_mass", "column_mass"))
+    sink = sink[sink.position.isna()].sort_values("head")["value"].to_numpy()
+    mass = mass.sort_values(["head", "position"])["value"].to_numpy()
+    torch.testing.assert_close(torch.tensor(sink), 1 - size.sum(-1).mean(-1), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(mass).view(HEADS, LENGTH), size.mean(1), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [torch.ones(HEADS, 5), torch.ones(2, LENGTH), torch.full((HEADS, LENGTH), torch.nan)])
 def test_row_sums_of_other_shapes_are_refused(constants: Constants, wrong: Tensor) -> None:
     with pytest.raises(UserError, match=r"expected finite row sums \(head, query\) for layer 1 \(decoder\)"):

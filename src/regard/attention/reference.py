@@ -185,8 +185,15 @@ def attend(call: AttentionCall) -> Float[Tensor, "batch head query value_width"]
     return torch.nn.functional.dropout(weights(call), call.dropout) @ call.expand_groups(call.value)
 
 
-def _without_sign(matrix: Float[Tensor, "batch head query key"]) -> Float[Tensor, "batch head query key"]:
-    """Return |A| / Σ |A| of the rows with negative weights, as constants may have that were trained."""
+def _without_sign(
+    matrix: Float[Tensor, "batch head query key"], constant: ConstantHeadsInput
+) -> Float[Tensor, "batch head query key"]:
+    """Return |A| / Σ |A| of the rows with negative weights, as constants may have that were trained.
+
+    Where constant rows have sums of their own, these are of |A|, which is returned.
+    """
+    if constant.row_sums is not None and constant.gate is None:
+        return matrix.abs()
     return torch.where((matrix < 0).any(-1, keepdim=True), proxy_distribution(matrix), matrix)
 
 
@@ -205,7 +212,7 @@ def distribution(
     """Return the weights that are measured (|A| / Σ|A| if they are no distribution), and each row's share of no key."""
     operation = call.operation
     if operation is None:
-        matrix = weights(call) if call.constant is None else _without_sign(weights(call))
+        matrix = weights(call) if call.constant is None else _without_sign(weights(call), call.constant)
         return matrix, (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
     columns = matrix if column is None else torch.cat([column, matrix], dim=-1)
@@ -214,5 +221,5 @@ def distribution(
     elif call.constant is not None:
         if column is not None and (operation.weighting == "softmax" or operation.normalisation != "none"):
             columns = torch.cat([column + _constant_column(call, call.constant, column), matrix], dim=-1)
-        columns = _without_sign(columns)
+        columns = _without_sign(columns, call.constant)
     return (columns, torch.zeros_like(columns[..., 0])) if column is None else (columns[..., 1:], columns[..., 0])
