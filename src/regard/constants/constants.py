@@ -67,8 +67,8 @@ class Constants:
             if not bool(matrix.isfinite().all()):
                 raise UserError(f"constants: expected finite entries, layer {layer} ({site}) has others")
         for (site, layer), sums in self.row_sums.items():
-            matrix = self.matrices.get((site, layer))
-            if matrix is None or sums.shape != matrix.shape[:2] or not bool(sums.isfinite().all()):
+            expected = self.matrices.get((site, layer))
+            if expected is None or sums.shape != expected.shape[:2] or not bool(sums.isfinite().all()):
                 raise UserError(
                     f"constants: expected finite row sums (head, query) for layer {layer} ({site}), got others"
                 )
