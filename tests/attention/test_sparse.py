@@ -288,6 +288,7 @@ def check_compiled_step() -> None:
     assert len(taken) == 1
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_step_weighs_pairs_one_by_one() -> None:
     """In a process of its own, for no graph may hold checks of shapes."""
     answer = run_python(["-c", f"from {__name__} import check_compiled_step; check_compiled_step()"])

@@ -566,8 +566,8 @@ def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:
     model = loaded()
     model.model.requires_grad_(False)
     fields = {**FIELDS, "num_epochs": 1, "diagnostic_samples": 0}
-    with pytest.warns(UserWarning, match=r"require gradients, .* so prescale, mbpa\+\+ can train a new head alone"):
-        learn(stream(), "probe,prescale,sequential-lora,mbpa++", model, **fields)
+    with pytest.warns(UserWarning, match=r"require gradients, .* so prescale, ewc can train a new head alone"):
+        learn(stream(), "probe,prescale,sequential-lora,ewc", model, **fields)
     learn(stream(), "probe,sequential-lora,separate", model, **fields)  # separate with adapters, as a reference
     writer = small_text_tasks.loaded()
     writer.model.requires_grad_(False)
