@@ -234,25 +234,25 @@ def test_whole_numbers_are_pcm(kind: str, values: list[int]) -> None:
         Sounds(({"array": np.array(values, "int64"), "sampling_rate": 8000},), "here").read(0, 8000)
 
 
-def test_a_sound_that_ends_within_a_sample_is_refused(tmp_path: Path) -> None:
-    with wave.open(str(tmp_path / "whole.wav"), "wb") as file:
+def stereo_of_100_samples(folder: Path) -> bytes:
+    """The bytes of a .wav file with two channels of 16 bits."""
+    with wave.open(str(folder / "whole.wav"), "wb") as file:
         file.setnchannels(2)
         file.setsampwidth(2)
         file.setframerate(RATE)
         file.writeframes(bytes(400))
-    (tmp_path / "cut.wav").write_bytes((tmp_path / "whole.wav").read_bytes()[:-2])
+    return (folder / "whole.wav").read_bytes()
+
+
+def test_a_sound_that_ends_within_a_sample_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cut.wav").write_bytes(stereo_of_100_samples(tmp_path)[:-2])
     with pytest.raises(UserError, match=r"audio: .*cut\.wav cannot be read: .*; ffmpeg -i FILE -c:a pcm_s16le NEW"):
         read_sounds([tmp_path / "cut.wav"]).read(0, RATE)
 
 
 def test_a_sound_that_ends_before_its_header_says_is_refused(tmp_path: Path) -> None:
     """A copy that was interrupted was measured as a shorter sound. The header of a stream says no size."""
-    with wave.open(str(tmp_path / "whole.wav"), "wb") as file:
-        file.setnchannels(2)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes(bytes(400))
-    whole = (tmp_path / "whole.wav").read_bytes()
+    whole = stereo_of_100_samples(tmp_path)
     (tmp_path / "cut.wav").write_bytes(whole[:-40])
     with pytest.raises(UserError, match=r"cut\.wav is cut off: expected 100 samples, as its header says; got 90$"):
         read_sounds([tmp_path / "cut.wav"]).read(0, RATE)
