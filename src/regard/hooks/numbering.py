@@ -82,10 +82,10 @@ class BlockCounter:
         self._ids: dict[nn.Module, Tensor] = {}
         """The ids that each table was read with first in this forward."""
         self._are_several = False
-        self._tokens: int | None = None
-        """Tokens of all rows that the block has read, where its first argument says so."""
+        self._read: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+        """The arguments of the block."""
         self._reads = dict[nn.Module, list[int]]()
-        """The same of each call of a part of a block, in a module of nobody's library."""
+        """Tokens of all rows that each call of a part of a block has read, in a module of nobody's library."""
         self._queries = dict[str, int]()
         """Queries of all calls in the block that are no repeats, over all rows, by kind."""
 
@@ -152,7 +152,7 @@ class BlockCounter:
         self.entered += 1
         self._latest.clear()
         self._called.clear()
-        self._tokens, self._queries = _count_tokens(args, kwargs or {}), {}
+        self._read, self._queries = (args, kwargs or {}), {}
 
     def leave(self, output: Any) -> int:
         """Leave a block. Return the layer of its output, which the next block may read even if it is its input."""
@@ -193,8 +193,10 @@ class BlockCounter:
             del reads[:-1]
         before = self._queries.get(kind, 0) if part else 0
         self._queries[kind] = before + len(call.query) * call.query.shape[2]
-        tokens = reads[0] if len(reads) == 1 else self._tokens or sum(reads)  # of several calls, the block's states
-        if part and tokens and self._queries[kind] > tokens:
+        if not part:
+            return
+        tokens = reads[0] if len(reads) == 1 else _count_tokens(*self._read) or sum(reads)  # of several, the block's
+        if tokens and self._queries[kind] > tokens:
             raise UserError(
                 f"cannot observe {self._name}: {type(module).__name__} attends several times for the same tokens, with "
                 "other queries and keys, as differential attention and loops over heads do; expected one attention of "
@@ -208,7 +210,7 @@ class BlockCounter:
     def end(self, *_arguments: Any) -> None:
         """End a forward. Raise a UserError if it executed more blocks than there are, and that not in a loop."""
         self._latest.clear()
-        self._returned = {}
+        self._returned, self._read = {}, ((), {})
         is_loop = not self._is_looped or not self.entered % len(self._indices) or self._loops_over_a_part()
         if not is_loop and self.entered > self._count:
             raise UserError(

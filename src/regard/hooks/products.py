@@ -156,9 +156,13 @@ class AttentionProducts:
         elif name in ("linear", "conv1d") and self._is_own:
             self._head_order.note(result.mT if name == "conv1d" else result)
         if self._softmax is None:
-            for product in self._products:
-                product.follow(name, (*args, *kwargs.values()), result)
+            self._follow(name, (*args, *kwargs.values()), result)
         return result
+
+    def _follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
+        """Note what a function has made of the scores, if that is what it read."""
+        for product in self._products:
+            product.follow(name, operands, result)
 
     def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
         """Ignore the softmax of a module that makes a call as well. UserError if its heads are not in their order."""
@@ -219,8 +223,7 @@ class AttentionProducts:
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
-            for earlier in self._products:
-                earlier.follow(name, args, result)  # einsum of one tensor may exchange axes
+            self._follow(name, args, result)  # einsum of one tensor may exchange axes
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(Product.of(tensors[0], tensors[1], letters, result))
             return result
