@@ -132,6 +132,8 @@ def test_it_trains_where_gradients_are_off(options: dict[str, Any]) -> None:
     assert losses[2:] == losses[:2]
     for name, value in on.state_dict().items():
         assert torch.equal(off.state_dict()[name], value), name
+    with torch.inference_mode(), pytest.raises(UserError, match=r"outside of torch\.inference_mode\(\)"):
+        on.fit_task(TASKS[2], batches("bert", 2), epochs=1)
 
 
 def test_a_task_may_be_trained_further() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from regard.adapters.attention import SharedAttention
 from regard.adapters.reflection import mean_weights, pad_target, row_divergences
+from regard.attention.gradients import enable_gradients
 from regard.errors import UserError
 
 STEPS, RATE, STORED = 300, 2e-3, 100
@@ -66,7 +67,7 @@ def divergences(attention: SharedAttention, earlier: Sequence[PastTask]) -> Tens
     return losses.new_zeros(len(earlier)).index_add(0, rows.tasks, losses)
 
 
-@torch.enable_grad()  # notebooks turn gradients off once for all
+@enable_gradients()
 def warm_up_router(
     attention: SharedAttention,
     vectors: Tensor,

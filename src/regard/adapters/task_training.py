@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention.gradients import enable_gradients
 from regard.errors import UserError, check_int, warn_user
 from regard.models.loss import check_loss
 from regard.models.model_files import restore_modes
@@ -42,7 +43,7 @@ class TrainingOptions:
             raise UserError(f"learning_rate: expected a number above 0, got {self.learning_rate}")
 
 
-@torch.enable_grad()  # notebooks turn gradients off once for all
+@enable_gradients()
 def train_adapter(
     parameters: Sequence[nn.Parameter],
     batches: Any,

@@ -1,6 +1,7 @@
-"""Functions that compute no gradients, or those of first order alone."""
+"""Functions that compute no gradients, or those of first order alone; gradients where they were turned off."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,3 +50,12 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         return once(*args)
 
     return run
+
+
+@contextmanager
+def enable_gradients() -> Iterator[None]:
+    """Turn gradients on for a while, which notebooks may turn off once for all. Raises UserError in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise UserError("training: expected to run outside of torch.inference_mode(), whose tensors have no gradients")
+    with torch.enable_grad():
+        yield

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from regard.attention.gradients import enable_gradients
 from regard.errors import UserError
 from regard.models.loss import check_loss
 from regard.models.model_files import restore_modes
@@ -147,7 +148,7 @@ def train(
             placement.isolated_rng(placed.device),
             run_trackers(accelerator, vars(plan)),
             restore_modes(model),
-            placement.enable_gradients(),
+            enable_gradients(),
         ):
             _take_steps(run, progress)
     return TrainResult([_named(row, unit) for row in progress.history], progress.seconds, progress.step)

@@ -195,15 +195,6 @@ def micro_batches(share: slice, size: int | None) -> list[slice]:
 
 
 @contextmanager
-def enable_gradients() -> Iterator[None]:
-    """Turn gradients on for a while, which notebooks may turn off once for all. Raises UserError in inference mode."""
-    if torch.is_inference_mode_enabled():
-        raise UserError("training: expected to run outside of torch.inference_mode(), whose tensors have no gradients")
-    with torch.enable_grad():
-        yield
-
-
-@contextmanager
 def isolated_rng(device: torch.device) -> Iterator[None]:
     """Restore the global random state afterwards."""
     devices = [device] if device.type not in ("cpu", "mps") else []

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from regard.attention.gradients import enable_gradients
 from regard.errors import UserError
 from regard.models.model_files import eval_mode
 from regard.runs.config import Config, config_field
-from regard.training.placement import enable_gradients
 from regard.training.probes import IGNORE_INDEX, MaskedProbe, Probe, ProbeKind, SequenceProbe, TokenStates, make_probe
 from regard.training.states import States, get_encoder, hidden_states
 
