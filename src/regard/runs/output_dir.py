@@ -21,6 +21,7 @@ from regard.errors import UserError, check_utf8, describe_error
 from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"  # the file by which a folder is known to be that of a run
+SWEEP = "sweep.json"  # the same of a sweep
 PAGE = "report.html"  # the page that every run leaves; nothing is read from it again
 OPTION = "--out"  # the option by which the user names a place to write to, unless a caller says otherwise
 

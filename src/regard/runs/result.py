@@ -14,7 +14,7 @@ import pandas as pd
 from regard.errors import UserError, describe_error
 from regard.runs.display import Display
 from regard.runs.integrity import SEAL, find_damaged_files, is_sealed, seal, sha256_of_files
-from regard.runs.output_dir import PAGE, RESULTS, atomic_folder, read_json
+from regard.runs.output_dir import PAGE, RESULTS, SWEEP, atomic_folder, read_json
 from regard.runs.provenance import SCHEMA_VERSION
 from regard.runs.selection import select_rows
 
@@ -122,7 +122,7 @@ def read_metadata(folder: str | Path, command: str) -> dict[str, Any]:
     if not path.is_file():
         work = path.parent.with_name(f"{path.parent.name}.work")
         hint = f"; {work} is an unfinished one: its command with --resume goes on" if work.is_dir() else ""
-        if path.with_name("sweep.json").is_file():
+        if path.with_name(SWEEP).is_file():
             hint = f"; this one is of a sweep, whose runs are in {path.with_name('trials')}"
         raise UserError(
             f"no run in {folder}: expected a folder with {RESULTS}, as `regard {command} --out` writes it{hint}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
+from regard.runs.output_dir import SWEEP
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     if len(args.runs) < 2:
         given = args.runs[0]
         hint = f": {given} is a sweep; {given / 'trials'}/*/ are its runs, and its report.html compares them"
-        hint = hint if (given / "sweep.json").is_file() else ""
+        hint = hint if (given / SWEEP).is_file() else ""
         raise UserError(f"expected at least two runs to compare, got {len(args.runs)}{hint}")
     if len({run.resolve() for run in args.runs}) < len(args.runs):
         raise UserError(f"expected different runs to compare, got {', '.join(map(str, args.runs))}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
 from regard.runs.arguments import parse_number, parse_optional
-from regard.runs.output_dir import RESULTS
+from regard.runs.output_dir import RESULTS, SWEEP
 
 if TYPE_CHECKING:
     from regard.adapters.merging import Combination, LoraFactors, Merge
@@ -35,7 +35,7 @@ methods (the combination types of PEFT):
   linear, ties, dare_linear, dare_ties, magnitude_prune
             merges of A and B apart, at the adapters' rank; rough
 """
-COMMAND, SWEEP = "merge", "sweep.json"
+COMMAND = "merge"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 from regard.data.files import hash_path
 from regard.errors import UserError
 from regard.runs.integrity import is_sealed, seal, sha256_of_json
-from regard.runs.output_dir import read_json, write_file
+from regard.runs.output_dir import SWEEP, read_json, write_file
 from regard.runs.work_dir import LOCK
 
-STATE, TRIALS = "sweep.json", "trials"
+TRIALS = "trials"
 SCHEMA_VERSION = 1
 
 
@@ -22,12 +22,12 @@ def check_sweep_dir(folder: Path) -> None:
     """Check that a folder is new, empty, or that of a sweep. Raises UserError."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out: expected a folder, {folder} is a file")
-    if not folder.exists() or (folder / STATE).exists():
+    if not folder.exists() or (folder / SWEEP).exists():
         return
     names = sorted(path.name for path in folder.iterdir())
-    foreign = [name for name in names if name != LOCK and not name.startswith(f".{STATE}-")]
+    foreign = [name for name in names if name != LOCK and not name.startswith(f".{SWEEP}-")]
     if foreign:
-        raise UserError(f"--out: {folder} holds something else than a sweep ({foreign[0]}, but no {STATE})")
+        raise UserError(f"--out: {folder} holds something else than a sweep ({foreign[0]}, but no {SWEEP})")
 
 
 def trial_key(command: str, fields: Mapping[str, Any]) -> str:
@@ -58,7 +58,7 @@ class SweepState:
 
         Raises UserError if the folder is of a sweep of another command, or the state is damaged.
         """
-        path, state = folder / STATE, cls(folder, command)
+        path, state = folder / SWEEP, cls(folder, command)
         if not path.exists():
             return state
         record = read_json(path)
@@ -148,4 +148,4 @@ class SweepState:
 
     def write(self) -> None:
         """Write `sweep.json`, whole or not at all."""
-        write_file(self.folder / STATE, json.dumps(seal(self.record()), indent=1) + "\n")
+        write_file(self.folder / SWEEP, json.dumps(seal(self.record()), indent=1) + "\n")
