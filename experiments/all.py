@@ -73,6 +73,10 @@ def make_steps(data: str, text: str | None, work: Path) -> list[Step]:
             module, *of = line.split()
             steps.append(Step(experiment, f"experiments.{module}", (*of, *of_data, *folder), hours))
         steps.append(Step(experiment, "experiments.pages", (experiment, *folder)))
+    margins = ("--work", str(work / "margins"))
+    hours = sum_hours(RESULTS / "margins-runs.csv", "cpu_seconds")
+    steps.append(Step("margins", "experiments.margins.run", margins, hours))
+    steps.append(Step("margins", "experiments.pages", ("margins", *margins)))
     if text is not None:
         folder = ("--work", str(work / "sinks"))
         seconds = sum_hours(RESULTS / "sinks.csv", "seconds")

@@ -47,7 +47,7 @@ def check_host(host: Host) -> Row:
         config = make_config(host.model_type)
         if host.kind == "causal" and hasattr(config, "is_decoder"):
             config.is_decoder = True
-        model = _make_model(host, config)
+        model = build_host(host, config)
         row["class"] = type(model).__name__  # a part, if the whole has no forward
     except Exception as error:
         return row | {"state": "not buildable", "why": _say_why(host, _describe(error))}
@@ -56,7 +56,7 @@ def check_host(host: Host) -> Row:
             pass
     except UserError as error:
         return row | {"state": "refused", "why": _describe(error)}
-    inputs, why = _find_inputs(model, host.kind)
+    inputs, why = find_inputs(model, host.kind)
     if inputs is None:
         return row | {"state": "not buildable", "why": _say_why(host, f"no input fits: {why}")}
     try:
@@ -69,7 +69,7 @@ def check_host(host: Host) -> Row:
         return row | {"state": "error", "why": _describe(error)}
 
 
-def _make_model(host: Host, config: Any) -> Any:
+def build_host(host: Host, config: Any) -> Any:
     """Return the model; a causal one by the config of its text if the class takes that and not the whole."""
     try:
         return make_model(host.class_name, config)
@@ -94,7 +94,7 @@ def _say_why(host: Host, error: str) -> str:
     return f"{REASONS[host.model_type]} ({error})" if host.model_type in REASONS else error
 
 
-def _find_inputs(model: Any, kind: str) -> tuple[Inputs | None, str]:
+def find_inputs(model: Any, kind: str) -> tuple[Inputs | None, str]:
     """Return the first inputs with which the model runs, with sharpened weights if its output stays finite.
 
     Without any, also the error of those that come nearest: of most arguments, and of which none is missing.
@@ -164,7 +164,7 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
                 checks.append("padded")
             except UserError as error:
                 notes.append(f"padded: {_describe(error)}")
-    for name, more in _find_more_inputs(model, inputs).items():
+    for name, more in find_more_inputs(model, inputs).items():
         try:
             differences.append(_check_batch(model, more, False, notes, set())[0])
             checks.append(name)
@@ -197,7 +197,7 @@ def _check_all(host: Host, model: Any, inputs: Inputs) -> Row:
     }
 
 
-def _find_more_inputs(model: Any, inputs: Inputs) -> dict[str, Inputs]:
+def find_more_inputs(model: Any, inputs: Inputs) -> dict[str, Inputs]:
     """Return inputs with images or sounds beside the text, and with a mask of images or sounds, by name."""
     more_inputs: dict[str, Inputs] = {}
     parameters = inspect.signature(model.forward).parameters
