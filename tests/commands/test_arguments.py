@@ -48,7 +48,7 @@ COURSE = (
     *("--weight-decay", "--min-steps", "--max-steps", "--adapter"),
 )
 MEASURE = ("--input", "--bos", "--samples", "--length", "--epsilon", "--statistics", "--layer-ids", "--batch-size")
-MEASURE += ("--minimum-queries", "--perturb", "--prompt", "--frames", "--positions", "--part")
+MEASURE += ("--minimum-queries", "--perturb", "--chat-template", "--prompt", "--frames", "--positions", "--part")
 MEASURE += ("--skip-verification/--no-skip-verification",)
 LOOK = ("--length", "--epsilon", "--minimum-queries", "--heads", "--megabytes", "--prompt", "--part")
 LOOK += ("--skip-verification/--no-skip-verification",)

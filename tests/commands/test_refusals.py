@@ -96,8 +96,13 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         ("keyless.jsonl", b'{"body": "a"}\n', "texts: expected the column 'text' in keyless.jsonl, line 1, found body"),
         (
             "talks.jsonl",
-            b'{"messages": [{"role": "user", "content": "a"}]}\n',
-            "texts: expected the column 'text' in talks.jsonl, line 1, found messages; write conversations as",
+            b'{"messages": [{"from": "human", "value": "a"}]}\n',
+            "texts: expected a list of messages, each with role and content, in talks.jsonl, line 1, got fields from",
+        ),
+        (
+            "shared.jsonl",
+            b'{"conversations": [{"from": "human", "value": "a"}]}\n',
+            "texts: expected the column 'text' in shared.jsonl, line 1, found conversations; write conversations as",
         ),
         ("cut.parquet", b"PAR1", "texts: expected a Parquet file, cut.parquet is none: "),
     ],

@@ -15,7 +15,15 @@ from regard.data.tasks import read_task
 from regard.data.texts import Texts, load_python_documentation, read_texts
 from regard.data.tokenizers import common_tokens, line_breaks, read_tokenizer, special_tokens, train_tokenizer
 from regard.data.videos import Videos, read_videos
-from regard.data.windows import BOS, Bos, Windows, make_random_windows, make_repeated_windows, make_text_windows
+from regard.data.windows import (
+    BOS,
+    Bos,
+    Windows,
+    make_conversation_windows,
+    make_random_windows,
+    make_repeated_windows,
+    make_text_windows,
+)
 
 __all__ = [
     "BOS",
@@ -38,6 +46,7 @@ __all__ = [
     "encode",
     "line_breaks",
     "load_python_documentation",
+    "make_conversation_windows",
     "make_random_windows",
     "make_repeated_windows",
     "make_text_windows",

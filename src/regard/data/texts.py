@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.data.conversations import MESSAGES, Conversation, is_conversation, take_conversation
 from regard.data.files import list_files
 from regard.data.tables import (
     check_columns,
@@ -61,7 +62,8 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
     """
     if find_suffix(path).startswith(".txt"):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
-    return _require_text(_read_text_column(path, option), str(path), option)
+    texts = (_take_text(record, location, option) for location, record in _read_rows(path, option))
+    return _require_text(texts, str(path), option)
 
 
 def find_suffix(path: Path) -> str:
@@ -69,15 +71,19 @@ def find_suffix(path: Path) -> str:
     return find_table_suffix(path.name) + (".gz" if path.name.lower().endswith(".gz") else "")
 
 
-def _read_text_column(path: Path, option: str) -> Iterator[str]:
+def _read_rows(path: Path, option: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Iterate over the rows of a table, each with its place."""
     is_parquet = find_suffix(path) == ".parquet"
     for number, record in read_parquet(path, option, ["text"]) if is_parquet else read_records(path, option):
-        location = f"{path}, {row_unit(path)} {number}"
-        check_columns(["text"], record, location, option)
-        text = "" if record["text"] is None else record["text"]
-        if not isinstance(text, str):
-            raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")
-        yield text
+        yield f"{path}, {row_unit(path)} {number}", record
+
+
+def _take_text(record: Mapping[str, Any], location: str, option: str) -> str:
+    check_columns(["text"], record, location, option)
+    text = "" if record["text"] is None else record["text"]
+    if not isinstance(text, str):
+        raise UserError(f"{option}: expected a string under 'text' in {location}, got {type(text).__name__}")
+    return text
 
 
 def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]:
@@ -99,29 +105,42 @@ _SKIPPED_FOLDERS = frozenset(
 
 @dataclass(frozen=True)
 class Texts:
-    """Documents, their source, and their SHA-256 (UTF-8, a NUL byte after each document)."""
+    """Documents, their source, and their SHA-256 (UTF-8, a NUL byte after each document).
+
+    `conversations` are there in the place of documents, and their JSON in the place of text.
+    """
 
     documents: tuple[str, ...]
     source: str
     sha256: str
+    conversations: tuple[Conversation, ...] = ()
 
     @classmethod
-    def of(cls, documents: Sequence[str], source: str) -> Texts:
+    def of(cls, documents: Sequence[str | Conversation], source: str) -> Texts:
+        """Return documents or conversations with their hash. Raises UserError if there are both."""
         digest = hashlib.sha256()
-        for document in documents:
+        texts = tuple(document for document in documents if isinstance(document, str))
+        conversations = tuple(document for document in documents if isinstance(document, Conversation))
+        if texts and conversations:
+            raise UserError(f"texts: expected either texts or conversations, got both in {source}")
+        for document in (*texts, *(conversation.to_json() for conversation in conversations)):
             digest.update(document.encode("utf-8") + b"\0")
-        return cls(tuple(documents), source, digest.hexdigest())
+        return cls(texts, source, digest.hexdigest(), conversations)
 
     def __repr__(self) -> str:
         """Say how many documents there are, without their text."""
-        return f"Texts({len(self.documents)} documents, {self.source})"
+        kind = "conversations" if self.conversations else "documents"
+        return f"Texts({len(self.conversations or self.documents)} {kind}, {self.source})"
 
 
-def read_texts(paths: Sequence[str | Path]) -> Texts:
-    """Read the documents of all files, in order, and of those in folders; "-" is standard input, one document."""
+def read_texts(paths: Sequence[str | Path], *, conversations: bool = False) -> Texts:
+    """Read the documents of all files, in order, and of those in folders; "-" is standard input, one document.
+
+    With `conversations` rows may have these in the place of text, in a column `messages`.
+    """
     if not paths:
         raise UserError(f"texts: expected at least one file ({_ALLOWED}) or -, got none")
-    texts = [document for path in paths for document in _read(path)]
+    texts = [document for path in paths for document in _read(path, conversations)]
     names = ("standard input" if str(path) == STANDARD_INPUT else str(path) for path in paths)
     return Texts.of(texts, ", ".join(names))
 
@@ -150,13 +169,27 @@ def load_standard_library() -> Texts:
     return Texts.of(docstrings, f"docstrings of the standard library of Python {platform.python_version()}")
 
 
-def _read(path: str | Path) -> list[str]:
+def _read(path: str | Path, conversations: bool) -> list[str | Conversation]:
     if str(path) == STANDARD_INPUT:
         pieces = decode_pieces(sys.stdin.buffer, "standard input", _OPTION)
         return ["".join(_require_text(pieces, "standard input", _OPTION))]
     expected = f"a file with one of the suffixes {_ALLOWED}, a folder of such, or -;"
     files = find_document_files(Path(path), expected, _OPTION)
-    return ["".join(document) for file in files for document in read_documents(file, _OPTION)]
+    documents: list[str | Conversation] = []
+    for file in files:
+        talks = list(_read_conversations(file)) if conversations and not find_suffix(file).startswith(".txt") else []
+        documents += talks or ["".join(document) for document in read_documents(file, _OPTION)]
+    return documents
+
+
+def _read_conversations(path: Path) -> Iterator[Conversation]:
+    """Iterate over the conversations of a table; there are none if its first row has none, or has text."""
+    for number, (location, record) in enumerate(_read_rows(path, _OPTION)):
+        if MESSAGES not in record or "text" in record:
+            if number:
+                raise UserError(f"texts: expected the column '{MESSAGES}' in {location}, found {', '.join(record)}")
+            return
+        yield take_conversation(record, location, _OPTION)
 
 
 def find_document_files(path: Path, expected: str, option: str) -> list[Path]:
@@ -193,12 +226,16 @@ def _read_docstrings(library: Path, pattern: str = "*.py") -> list[str]:
     return [text for text in texts if text]
 
 
-def take_texts(texts: Texts | Sequence[str]) -> Texts:
-    """Return documents that were given in Python. Raises UserError for what is no list of strings."""
+def take_texts(texts: Texts | Sequence[Any]) -> Texts:
+    """Return documents, or conversations, that were given in Python. Raises UserError for what is no list of them."""
     if isinstance(texts, Texts):
         return texts
     names = getattr(texts, "column_names", getattr(texts, "columns", texts if isinstance(texts, Mapping) else None))
     documents = () if isinstance(texts, str) or names is not None else tuple(texts)
+    if documents and all(map(is_conversation, documents)):
+        places = (f"conversation {number}" for number in range(len(documents)))
+        talks = [take_conversation(*of, "texts") for of in zip(documents, places, strict=False)]
+        return Texts.of(talks, "given in Python")
     if not documents or not all(isinstance(document, str) for document in documents):
         types = sorted({type(document).__name__ for document in documents} - {"str"})
         got = "one string" if isinstance(texts, str) else ", ".join(types) or "none"
@@ -209,7 +246,8 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
             got = f"a {type(texts).__name__}; pass one of its columns, as {where}[{_text_column(columns)!r}]"
         elif documents and isinstance(documents[0], Mapping):
             got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
-        raise UserError(f"texts: expected a list of at least one document, each a string; got {got}")
+        expected = "a list of at least one document, each a string, or a list of messages (a conversation)"
+        raise UserError(f"texts: expected {expected}; got {got}")
     if (broken := next((n for n, document in enumerate(documents) if not is_unicode(document)), None)) is not None:
         raise UserError(f"texts: expected Unicode in document {broken}, got half of a surrogate pair")
     return Texts.of(documents, "given in Python")
@@ -218,4 +256,4 @@ def take_texts(texts: Texts | Sequence[str]) -> Texts:
 def _text_column(names: Iterable[Any]) -> Any:
     """Return the name of the column that holds texts, as far as names say it: a string, a number or a tuple."""
     known = [name.item() if hasattr(name, "item") else name for name in names]
-    return known[0] if known and "text" not in known else "text"
+    return next((name for name in ("text", MESSAGES) if name in known), known[0] if known else "text")

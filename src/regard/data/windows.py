@@ -2,13 +2,14 @@
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from regard.data.conversations import Conversation, write_conversations
 from regard.data.tokenizers import (
     WrittenTokens,
     ordinary_tokens,
@@ -100,20 +101,63 @@ def make_text_windows(
     if len(windows) < samples:
         raise _too_few(len(windows), samples, length, max(longest.values(), default=0) + length - content_length)
     warn_of_unknown({"": [ids for _, ids in windows]}, tokenizer)
+    return _join(windows, frame, longest.values())
+
+
+def make_conversation_windows(
+    conversations: Sequence[Conversation],
+    tokenizer: Any,
+    *,
+    length: int,
+    samples: int,
+    template: str | None = None,
+    bos: Bos = "keep",
+    seed: int = 0,
+    max_length: int | None = None,
+) -> Windows:
+    """Cut `samples` windows of `length` tokens, each the beginning of one conversation, as a chat template writes it.
+
+    A window begins as that of a text does: with the special tokens that the tokenizer puts before a text, once, also if
+    the template writes them. Conversations are taken in an order drawn by `seed`; `bos` is as for texts.
+    """
+    frame = _make_frame(tokenizer, bos, length, samples, max_length)
+    first = frame.before or tokens_before(tokenizer)
+    if bos == "drop" and not first and tokenizer.bos_token_id is not None:
+        first = (int(tokenizer.bos_token_id),)  # as a template may write it where the tokenizer puts none
+    windows: list[tuple[int, list[int]]] = []
+    counts: list[int] = []
+    order = random.Random(seed).sample(range(len(conversations)), len(conversations))
+    written = write_conversations([conversations[number] for number in order], tokenizer, template)
+    for number, text in zip(order, written, strict=True):
+        ids = tokenize_text(text, tokenizer)
+        ids = ids[len(first) :] if tuple(ids[: len(first)]) == first else ids
+        counts.append(len(ids))
+        if len(ids) >= frame.content_length:
+            windows.append((number, ids[: frame.content_length]))
+        if len(windows) == samples:
+            break
+    if len(windows) < samples:
+        raise _too_few(len(windows), samples, length, max(counts) + length - frame.content_length, "conversation")
+    warn_of_unknown({"": [ids for _, ids in windows]}, tokenizer)
+    return _join(windows, frame, counts)
+
+
+def _join(windows: Sequence[tuple[int, list[int]]], frame: _Frame, counts: Collection[int]) -> Windows:
+    """Return windows with their frames; `counts` are the tokens of the documents that were read."""
     return Windows(
         *frame.add_to(torch.tensor([ids for _, ids in windows])),
         document_of=tuple(document for document, _ in windows),
-        documents=len(longest),
-        too_short=sum(tokens < content_length for tokens in longest.values()),
+        documents=len(counts),
+        too_short=sum(tokens < frame.content_length for tokens in counts),
     )
 
 
-def _too_few(count: int, samples: int, length: int, longest: int) -> UserError:
+def _too_few(count: int, samples: int, length: int, longest: int, unit: str = "text") -> UserError:
     """Return the error of texts with too few windows: fewer than samples, or none that is long enough."""
     if count:
-        message = f"texts with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
+        message = f"{unit}s with {samples} windows of {length} tokens, found {count}; ask for at most {count}"
         return UserError(f"samples: expected {message}")
-    message = f"a text of at least {length} tokens, the longest found has {longest}; ask for at most that"
+    message = f"a {unit} of at least {length} tokens, the longest found has {longest}; ask for at most that"
     return UserError(f"length: expected {message}")
 
 

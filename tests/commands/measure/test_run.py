@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,33 @@ def test_a_model_and_its_tokenizer_as_the_user_holds_them(tiny: Tiny, documents:
     assert torch.is_grad_enabled()
     assert found.metadata["model"]["sha256"] is None
     assert found.metadata["data"]["source"] == "given in Python"
+
+
+def test_conversations_are_measured_as_their_chat_template_writes_them(
+    tiny: Tiny, documents: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}")
+    talks = [[{"role": role, "content": text[:400]}] for role, text in zip("ab", documents, strict=False)]
+    options: dict[str, Any] = {"samples": 2, "length": 12, "statistics": ["column_mass", "entropy"]}
+    template = str(tmp_path / "chat.jinja")
+    found = measured(tiny("llama"), talks, chat_template=template, **options)  # type: ignore[arg-type]
+    loaded = models.load(str(tiny("llama")), device="cpu", dtype="float64", attn_implementation="eager")
+    texts = [f"{talk[0]['role']}: {talk[0]['content']}" for talk in talks]
+    beginnings = [loaded.tokenizer(text, verbose=False).input_ids[:12] for text in texts]
+    with torch.no_grad():
+        layers = loaded.model(torch.tensor(beginnings), output_attentions=True).attentions
+    masses = torch.stack([layer.mean(2) for layer in layers]).mean(1)
+    rows = found.frame("column_mass").dropna(subset=["head", "position"])
+    actual = torch.tensor(rows["value"].to_numpy()).reshape(masses.shape)
+    torch.testing.assert_close(actual, masses, rtol=1e-5, atol=1e-7)  # its softmax is of float32
+    about = found.metadata["data"]
+    assert about["chat_template_sha256"] == sha256(Path(template).read_bytes()).hexdigest()
+    assert found.metadata["config"]["chat_template"] == template
+    assert "chat_template" not in measured(tiny("llama"), documents, **options).metadata["config"]
+    with pytest.raises(UserError, match=r"chat-template: expected conversations \(a column messages\).*; got texts"):
+        measured(tiny("llama"), documents, chat_template=template, **options)
+    with pytest.raises(UserError, match=r"with a chat template for conversations, this has none"):
+        measured(tiny("llama"), talks, **options)  # type: ignore[arg-type]
 
 
 def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> None:

@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="PATH",
-        help=".txt, .jsonl (key text), .parquet (column text), folders of these, or - for standard input; "
-        "default: Python's own documentation",
+        help=".txt, .jsonl or .parquet (text, or conversations in messages), folders of these, or - for standard "
+        "input; default: Python's own documentation",
     )
     parser.add_argument(
         "--images", nargs="+", action="extend", metavar="PATH", help="image files, or folders of them, in place of text"
@@ -92,7 +92,7 @@ def _measure(args: argparse.Namespace, config: MeasureConfig, _: Path, on_progre
         raise UserError(f"--{given[0]} cannot be used with --{given[1]}: give one of them")
     if "-" in (args.text or ()) and num_processes() > 1:
         raise UserError("--text: several processes cannot share standard input; expected files")
-    texts = read_texts(args.text) if args.text else None
+    texts = read_texts(args.text, conversations=True) if args.text else None
     media = {kind: readers[kind](getattr(args, kind)) for kind in given}
     options = arguments.model_options(args) | dict.fromkeys(given, True)
     loaded = models.load(args.model, **options, random_weights=args.random_weights, seed=config.seed)

@@ -55,6 +55,11 @@ class MeasureConfig(Config):
         "natural", "tokens that are read: natural (the text), random, or repeated (one token)"
     )
     bos: Literal["keep", "drop", "add"] = config_field("keep", "keep, drop or add the token before the text")
+    chat_template: str | None = config_field(
+        None,
+        "Jinja file with the chat template that writes conversations (default: the tokenizer's own)",
+        metavar="FILE",
+    )
     prompt: str | None = config_field(
         None,
         "text beside each image, sound or video, for models that read both (default: Describe the image., … sound. "

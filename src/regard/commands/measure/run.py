@@ -1,6 +1,7 @@
 """Measurement of a model's attention on text, images, sounds or videos."""
 
 import copy
+import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +40,7 @@ from regard.commands.measure.statistics import (
     tabulate_sink_tokens,
 )
 from regard.data import Images, Sounds, Texts, Videos, Windows
+from regard.data.conversations import MESSAGES, find_template, read_template
 from regard.data.texts import take_texts
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
@@ -64,7 +66,7 @@ from regard.statistics.modalities import ModalityMass
 def measure(  # noqa: D417 - the options are described in the configuration
     model: PreTrainedModel | models.Loaded | str | Path,
     tokenizer: Any = None,
-    texts: Texts | Sequence[str] | None = None,
+    texts: Texts | Sequence[Any] | None = None,
     *,
     images: Images | Sequence[Any] | None = None,
     audio: Sounds | Sequence[Any] | None = None,
@@ -74,6 +76,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     statistics: str | Sequence[str | Statistic] | Unset = UNSET,
     input: Literal["natural", "random", "repeated"] | Unset = UNSET,
     bos: Literal["keep", "drop", "add"] | Unset = UNSET,
+    chat_template: str | Unset | None = UNSET,
     prompt: str | Unset | None = UNSET,
     frames: int | Unset | None = UNSET,
     samples: int | Unset = UNSET,
@@ -97,7 +100,8 @@ def measure(  # noqa: D417 - the options are described in the configuration
     Args:
         model: A model, what `regard.models.load` returned, or a name it takes: a hub id, a folder, `minilm`.
         tokenizer: The model's tokenizer, if `model` is a model; with images, audio or videos its processor.
-        texts: Documents, for natural input only. None for Python's own documentation.
+        texts: Documents, or conversations (lists of messages), for natural input only. None for Python's own
+            documentation.
         images: Images of PIL, or paths of files, in the place of text; each is one sample.
         audio: Paths of .wav files, or `{"array": samples, "sampling_rate": Hz}`, in the place of text; one sample each.
         videos: Lists of images, arrays (frame, height, width, 3), or paths of folders of frames or of animations.
@@ -119,7 +123,9 @@ def measure(  # noqa: D417 - the options are described in the configuration
         media = select_media({"images": images, "audio": audio, "videos": videos}, texts, config)
         if media is None and config.prompt is not None:
             raise UserError("prompt: expected images, audio or videos, beside which it stands, got text")
-        texts = _check_texts(texts, config.input) if media is None else None
+        if media is not None and config.chat_template is not None:
+            raise UserError(f"chat-template: expected conversations, which it writes; got {kind_of(media)}")
+        texts = _check_texts(texts, config) if media is None else None
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
         sources, batch_size, num_samples = _choose_samples(loaded, media, texts, config)
@@ -147,7 +153,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
         data=_describe_data(sources, texts, config, loaded) | describe_decoder_start(start, loaded.tokenizer),
         cost={**cost, "batch_size": batch_size},
     )
-    for option, has_none in (("prompt", media is None), ("frames", not isinstance(media, Videos))):
+    unread = {
+        "prompt": media is None,
+        "frames": not isinstance(media, Videos),
+        "chat_template": texts is None or not texts.conversations,
+    }
+    for option, has_none in unread.items():
         if has_none:
             del metadata["config"][option]
     if media is not None and config.part is None and (outside := find_outside(loaded.model)):
@@ -200,23 +211,41 @@ def _describe_data(
         "samples": len(samples.input_ids),
         "length": config.length,
         **{name: getattr(samples, name) for name in ("tokens", "documents", "too_short")},
+        **_describe_template(texts, config, loaded),
     }
 
 
-def _check_texts(texts: Texts | Sequence[str] | None, input: str) -> Texts | None:
+def _describe_template(texts: Texts | None, config: MeasureConfig, loaded: models.Loaded) -> dict[str, str]:
+    """Return the SHA-256 of the template that has written conversations."""
+    if texts is None or not texts.conversations:
+        return {}
+    template = find_template(loaded.tokenizer, _read_template(config))
+    return {"chat_template_sha256": hashlib.sha256(template.encode("utf-8")).hexdigest()}
+
+
+def _read_template(config: MeasureConfig) -> str | None:
+    return None if config.chat_template is None else read_template(config.chat_template)
+
+
+def _check_texts(texts: Texts | Sequence[Any] | None, config: MeasureConfig) -> Texts | None:
     """Return the documents; None for input that is no text. Raises UserError."""
-    if input != "natural":
-        if texts is not None:
-            raise UserError(f"texts: expected none with input {input}, whose tokens are not taken from text")
-        return None
-    if texts is None:
-        return data.load_python_documentation()
-    return take_texts(texts)
+    if config.input != "natural" and texts is not None:
+        raise UserError(f"texts: expected none with input {config.input}, whose tokens are not taken from text")
+    found = None
+    if config.input == "natural":
+        found = data.load_python_documentation() if texts is None else take_texts(texts)
+    if config.chat_template is not None and (found is None or not found.conversations):
+        got = f"{config.input} tokens" if found is None else "texts"
+        raise UserError(f"chat-template: expected conversations (a column {MESSAGES}), which it writes; got {got}")
+    return found
 
 
 def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureConfig) -> Windows:
     options: dict[str, Any] = {name: getattr(config, name) for name in ("length", "samples", "bos", "seed")}
     options["max_length"] = models.maximum_length(loaded.model, loaded.tokenizer)
+    if texts is not None and texts.conversations:
+        template = _read_template(config)
+        return data.make_conversation_windows(texts.conversations, loaded.tokenizer, template=template, **options)
     if texts is not None:
         return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
     make = data.make_random_windows if config.input == "random" else data.make_repeated_windows

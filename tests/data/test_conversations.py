@@ -1,0 +1,153 @@
+"""Conversations are written by a chat template; a window is the beginning of one."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from regard.data import make_conversation_windows, make_text_windows, read_texts
+from regard.data.conversations import Conversation, read_template, take_conversation, write_conversations
+from regard.data.texts import take_texts
+from regard.errors import UserError
+
+Words = Callable[[int, int], str]
+TEMPLATE = "{{ '<s> ' }}{% for m in messages %}{{ m.role + ' ' + m.content + ' </s> ' }}{% endfor %}"
+"""The roles are words here: w90 asks, w91 answers."""
+
+
+def talk(*texts: str) -> list[dict[str, str]]:
+    return [{"role": f"w{90 + number % 2}", "content": text} for number, text in enumerate(texts)]
+
+
+def conversations(*talks: Any) -> list[Conversation]:
+    return [take_conversation(one, "a test", "texts") for one in talks]
+
+
+@pytest.mark.parametrize(
+    "name,bos,expected",
+    [
+        ("plain", "keep", [4, 100, 10, 11, 5, 101]),  # the BOS is that of the template
+        ("with_bos", "keep", [4, 100, 10, 11, 5, 101]),  # of tokenizer and template one stays
+        ("with_bos", "drop", [100, 10, 11, 5, 101, 12]),
+        ("plain", "drop", [100, 10, 11, 5, 101, 12]),
+        ("plain", "add", [4, 100, 10, 11, 5, 101]),
+    ],
+)
+def test_a_window_is_the_beginning_of_a_conversation(
+    name: str, bos: Any, expected: list[int], request: pytest.FixtureRequest
+) -> None:
+    found = make_conversation_windows(
+        conversations(talk("w0 w1", "w2 w3 w4 w5")),
+        request.getfixturevalue(name),
+        length=6,
+        samples=1,
+        template=TEMPLATE,
+        bos=bos,
+    )
+    assert found.input_ids.tolist() == [expected]
+
+
+def test_each_conversation_gives_one_window_in_an_order_of_the_seed(with_bos: Any) -> None:
+    talks = conversations(*(talk(f"w{number}", "w7 w7 w7 w7 w7 w7 w7") for number in range(6)), talk("w9"))
+    options: dict[str, Any] = {"length": 5, "template": TEMPLATE}
+    found = make_conversation_windows(talks, with_bos, samples=6, **options)
+    assert sorted(found.input_ids[:, 2].tolist()) == [10, 11, 12, 13, 14, 15]
+    assert [number + 10 for number in found.document_of] == found.input_ids[:, 2].tolist()
+    drawn = {
+        make_conversation_windows(talks, with_bos, samples=1, seed=seed, **options).document_of for seed in range(9)
+    }
+    assert len(drawn) > 2
+    whole = make_conversation_windows(talks[6:] + talks[:1], with_bos, samples=1, seed=1, **options)
+    assert (whole.documents, whole.too_short) in ((2, 1), (1, 0))
+    with pytest.raises(UserError, match="samples: expected conversations with 7 windows of 5 tokens, found 6; ask for"):
+        make_conversation_windows(talks, with_bos, samples=7, **options)
+    with pytest.raises(
+        UserError, match=r"length: expected a conversation of at least 30 tokens, the longest .* has 13;"
+    ):
+        make_conversation_windows(talks, with_bos, samples=1, length=30, template=TEMPLATE)
+
+
+def test_the_template_of_the_tokenizer_is_the_default(with_bos: Any, recwarn: pytest.WarningsRecorder) -> None:
+    talks = conversations(talk("w0", "w1"))
+    with pytest.raises(UserError, match=r"with a chat template for conversations, this has none; --chat-template FILE"):
+        make_conversation_windows(talks, with_bos, length=4, samples=1)
+    with_bos.chat_template = TEMPLATE
+    found = make_conversation_windows(talks, with_bos, length=4, samples=1)
+    assert found.input_ids.tolist() == [[4, 100, 10, 5]]
+    assert not recwarn.list  # no word of special tokens that are written in texts
+    text = next(write_conversations(talks, with_bos))
+    assert text == "<s> w90 w0 </s> w91 w1 </s> "
+    with pytest.warns(UserWarning, match="the names of special tokens"):
+        same = make_text_windows([text], with_bos, length=7, samples=1)
+    whole = make_conversation_windows(talks, with_bos, length=7, samples=1)
+    assert same.input_ids.tolist() == whole.input_ids.tolist() == [[4, 100, 10, 5, 101, 11, 5]]
+
+
+def test_rows_of_tables_are_conversations(tmp_path: Path) -> None:
+    talks = [talk("w0", "w1"), talk("w2")]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in talks))
+    table = pa.table({"id": [1, 2], "messages": [[{**message, "name": None} for message in one] for one in talks]})
+    pyarrow.parquet.write_table(table, tmp_path / "talks.parquet")
+    found = [read_texts([tmp_path / name], conversations=True) for name in ("talks.jsonl", "talks.parquet")]
+    given = take_texts([{"messages": one} for one in talks])
+    assert found[0].conversations == found[1].conversations == given.conversations == take_texts(talks).conversations
+    assert {len(one.sha256) for one in found} == {64}
+    assert found[0].sha256 == found[1].sha256 == given.sha256
+    assert take_texts(talks[:1]).sha256 != given.sha256
+    assert found[0].documents == ()
+    assert "2 conversations" in repr(found[0])
+
+
+def test_text_beside_messages_is_read_as_text(tmp_path: Path) -> None:
+    (tmp_path / "both.jsonl").write_text(json.dumps({"text": "w0", "messages": talk("w1")}) + "\n")
+    found = read_texts([tmp_path / "both.jsonl"], conversations=True)
+    assert found.documents == ("w0",)
+    assert not found.conversations
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk("w1")}) + "\n")
+    with pytest.raises(UserError, match="texts: expected either texts or conversations, got both in"):
+        read_texts([tmp_path], conversations=True)
+    with pytest.raises(UserError, match="expected the column 'text'"):
+        read_texts([tmp_path / "talks.jsonl"])
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk("w1")}) + '\n{"text": "w0"}\n')
+    with pytest.raises(UserError, match=r"texts: expected the column 'messages' in .*line 2, found text"):
+        read_texts([tmp_path / "talks.jsonl"], conversations=True)
+
+
+def test_parts_of_a_content_are_one_text_and_calls_of_tools_stay() -> None:
+    parts = [{"type": "text", "text": "w0 "}, {"type": "text", "text": "w1"}]
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "w5"}]}
+    (found,) = conversations([{"role": "user", "content": parts}, call])
+    assert found.messages == ({"role": "user", "content": "w0 w1"}, call)
+
+
+@pytest.mark.parametrize(
+    "value,message",
+    [
+        ({"messages": []}, "expected a list of messages, each with role and content, in a test, got list"),
+        ({"messages": "w0"}, "expected a list of messages, each with role and content, in a test, got str"),
+        ([{"from": "human", "value": "w0"}], "each with role and content, in a test, got fields from, value"),
+        ([{"role": "user"}], "expected text as content of each message in a test, got none"),
+        ([{"role": "user", "content": 5}], "expected text as content of each message in a test, got int"),
+        ([{"role": "user", "content": [{"type": "image", "url": "a"}]}], "of each message in a test, got image"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=f"^texts: .*{message}$"):
+        take_conversation(value, "a test", "texts")
+
+
+def test_a_conversation_that_the_template_refuses_is_named(with_bos: Any, tmp_path: Path) -> None:
+    strict = "{% if messages[0].role != 'user' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    with pytest.raises(
+        UserError, match=r"texts: the chat template cannot write conversation 0: .*roles must alternate"
+    ):
+        list(write_conversations(conversations(talk("w0")), with_bos, strict))
+    (tmp_path / "empty.jinja").write_text(" \n")
+    with pytest.raises(UserError, match=r"chat-template: expected a chat template in Jinja, .*empty.jinja is empty"):
+        read_template(str(tmp_path / "empty.jinja"))
+    with pytest.raises(UserError, match="chat-template: expected a file, there is no"):
+        read_template(str(tmp_path / "gone.jinja"))
