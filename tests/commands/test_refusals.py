@@ -91,7 +91,7 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         ("blank.txt", b" \n\t\n", "texts: expected text, blank.txt is empty"),
         ("binary.txt", b"MZ\x90\x00\x03", "texts: expected text, binary.txt is binary (NUL byte at offset 3)"),
         ("latin.txt", "déjà".encode("latin-1"), "texts: expected UTF-8, latin.txt is not: "),
-        ("model.bin", b"w1 w2", "texts: expected a file with one of the suffixes .txt, .txt.gz, .jsonl, "),
+        ("texts.json", b'["w1"]', "texts: expected a file of text, a table (.jsonl, .csv, .tsv, .parquet), a folder "),
         ("bad.jsonl", b'{"text": "a"}\n{"text"\n', "texts: expected JSON in bad.jsonl, line 2: "),
         ("keyless.jsonl", b'{"body": "a"}\n', "texts: expected the column 'text' in keyless.jsonl, line 1, found body"),
         (

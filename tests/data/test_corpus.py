@@ -125,7 +125,7 @@ def test_a_long_file_comes_in_pieces_cut_anywhere(tmp_path: Path) -> None:
         ("a.parquet", b"PAR1 no", "expected a Parquet file"),
         ("a.txt.gz", b"no gzip", "cannot read .*a.txt.gz"),
         ("a.txt.gz", gzip.compress(b"abc" * 99, mtime=0)[:-9], "cannot read .*a.txt.gz"),
-        ("a.csv", b"x", r"\(.txt, .txt.gz, .jsonl, .jsonl.gz, .parquet\), got .*a.csv"),
+        ("a.json", b"[1]", r"a file of text or a table, or a folder with .txt, .*, got .*a.json; write its list as"),
     ],
 )
 def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, content: bytes, message: str) -> None:

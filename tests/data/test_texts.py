@@ -89,13 +89,25 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.jsonl", '["x"]', "expected an object in .*line 1, got list"),
         ("a.jsonl", '{"text": 3}', "a string under 'text' in .*line 1, got int"),
         ("a.parquet", "PAR1 no", "expected a Parquet file"),
-        ("a.csv", "x", r"suffixes .txt, .txt.gz, .jsonl, .jsonl.gz, .parquet, or -; got .*a.csv"),
+        ("a.csv", "text\n", "a.csv is empty"),
+        ("a.csv", "body\nx\n", "the column 'text' in .*a.csv, line 2, found body"),
+        ("a.json", '["x"]', r"a file of text, a table .*, or -; got .*a.json; write its list as .jsonl"),
+        ("a.md", "", "a.md is empty"),
+        ("a.pdf", b"%PDF\xe2", "expected UTF-8"),
     ],
 )
 def test_a_file_that_is_not_what_it_should_be(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         read_texts([write(tmp_path / name, content)])
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_named_is_read_whatever_its_suffix(tmp_path: Path) -> None:
+    """A table by its rows, any other as one document."""
+    contents = {"a.csv": 'id,text\n1,"first, quoted"\n2,second\n', "b.tsv": "text\tid\nthird\t1\n", "c.py": "x = 1\n"}
+    paths = [write(tmp_path / name, content) for name, content in contents.items()]
+    paths.append(write(tmp_path / "LICENSE", "free"))
+    assert read_texts(paths).documents == ("first, quoted", "second", "third", "x = 1\n", "free")
 
 
 def test_a_parquet_file_without_a_column_of_text(tmp_path: Path) -> None:

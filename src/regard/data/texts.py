@@ -22,7 +22,9 @@ from regard.data.files import list_files
 from regard.data.tables import (
     check_columns,
     decode_pieces,
+    find_json_hint,
     find_table_suffix,
+    is_table,
     is_unicode,
     read_parquet,
     read_pieces,
@@ -36,6 +38,7 @@ _SECTION_SIZE = 1 << 15
 _LINE_END = re.compile(r"(?<=\S)(?=\n)")
 _SPACE = re.compile(r"(?<=\S)(?=\s)")
 SUFFIXES = (".txt", ".txt.gz", ".jsonl", ".jsonl.gz", ".parquet")
+"""Suffixes of files that are read of a folder."""
 
 
 def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[str]:
@@ -56,11 +59,12 @@ def split_sections(document: Document, size: int = _SECTION_SIZE) -> Iterator[st
 
 
 def read_documents(path: Path, option: str) -> Iterator[Document]:
-    """Iterate over the documents of a file whose suffix is one of `SUFFIXES`.
+    """Iterate over the documents of a file.
 
-    `.txt` is one document, in pieces; `.jsonl` and `.parquet` have them under `text`, where null is an empty document.
+    A table (`.jsonl`, `.csv`, `.tsv`, `.parquet`) has them under `text`, where null is an empty document; any other
+    file, such as `.txt`, is one document, in pieces.
     """
-    if find_suffix(path).startswith(".txt"):
+    if not is_table(path.name):
         return iter([_require_text(read_pieces(path, option), str(path), option)])
     texts = (_take_text(record, location, option) for location, record in _read_rows(path, option))
     return _require_text(texts, str(path), option)
@@ -139,7 +143,7 @@ def read_texts(paths: Sequence[str | Path], *, conversations: bool = False) -> T
     With `conversations` rows may have these in the place of text, in a column `messages`.
     """
     if not paths:
-        raise UserError(f"texts: expected at least one file ({_ALLOWED}) or -, got none")
+        raise UserError("texts: expected at least one file or -, got none")
     texts = [document for path in paths for document in _read(path, conversations)]
     names = ("standard input" if str(path) == STANDARD_INPUT else str(path) for path in paths)
     return Texts.of(texts, ", ".join(names))
@@ -173,11 +177,11 @@ def _read(path: str | Path, conversations: bool) -> list[str | Conversation]:
     if str(path) == STANDARD_INPUT:
         pieces = decode_pieces(sys.stdin.buffer, "standard input", _OPTION)
         return ["".join(_require_text(pieces, "standard input", _OPTION))]
-    expected = f"a file with one of the suffixes {_ALLOWED}, a folder of such, or -;"
+    expected = f"a file of text, a table (.jsonl, .csv, .tsv, .parquet), a folder with {_ALLOWED}, or -;"
     files = find_document_files(Path(path), expected, _OPTION)
     documents: list[str | Conversation] = []
     for file in files:
-        talks = list(_read_conversations(file)) if conversations and not find_suffix(file).startswith(".txt") else []
+        talks = list(_read_conversations(file)) if conversations and is_table(file.name) else []
         documents += talks or ["".join(document) for document in read_documents(file, _OPTION)]
     return documents
 
@@ -193,7 +197,7 @@ def _read_conversations(path: Path) -> Iterator[Conversation]:
 
 
 def find_document_files(path: Path, expected: str, option: str) -> list[Path]:
-    """Return the file at a path, or all text files in a folder and below, sorted by path.
+    """Return the file at a path, or all files of `SUFFIXES` in a folder and below, sorted by path.
 
     Raises UserError for what is neither, which says what was `expected`, and for a folder without any.
     """
@@ -204,8 +208,8 @@ def find_document_files(path: Path, expected: str, option: str) -> list[Path]:
         return files
     if not path.exists():
         raise UserError(f"{option}: expected a file, there is no {path}")
-    if find_suffix(path) not in SUFFIXES or not path.is_file():
-        raise UserError(f"{option}: expected {expected} got {path}")
+    if ((hint := find_json_hint(path.name)) and not is_table(path.name)) or not path.is_file():
+        raise UserError(f"{option}: expected {expected} got {path}{hint}")
     return [path]
 
 

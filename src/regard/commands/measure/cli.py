@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         metavar="PATH",
-        help=".txt, .jsonl or .parquet (text, or conversations in messages), folders of these, or - for standard "
-        "input; default: Python's own documentation",
+        help="files of text, tables with a column text (or messages), folders with .txt, .jsonl and .parquet, or - "
+        "for standard input; default: Python's own documentation",
     )
     parser.add_argument(
         "--images", nargs="+", action="extend", metavar="PATH", help="image files, or folders of them, in place of text"
