@@ -44,10 +44,7 @@ def check_host(host: Host) -> Row:
     """Return the row of a host: its state, the largest difference, and why it is not exact."""
     row: Row = {"kind": host.kind, "type": host.model_type, "class": host.class_name}
     try:
-        config = make_config(host.model_type)
-        if host.kind == "causal" and hasattr(config, "is_decoder"):
-            config.is_decoder = True
-        model = build_host(host, config)
+        model = build_host(host)
         row["class"] = type(model).__name__  # a part, if the whole has no forward
     except Exception as error:
         return row | {"state": "not buildable", "why": _say_why(host, _describe(error))}
@@ -69,8 +66,11 @@ def check_host(host: Host) -> Row:
         return row | {"state": "error", "why": _describe(error)}
 
 
-def build_host(host: Host, config: Any) -> Any:
-    """Return the model; a causal one by the config of its text if the class takes that and not the whole."""
+def build_host(host: Host) -> Any:
+    """Return a tiny model; a causal one by the config of its text if the class takes that and not the whole."""
+    config = make_config(host.model_type)
+    if host.kind == "causal" and hasattr(config, "is_decoder"):
+        config.is_decoder = True
     try:
         return make_model(host.class_name, config)
     except Exception:

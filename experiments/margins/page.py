@@ -55,11 +55,11 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "Otherwise it is *near*, and the models are named below.",
             "## Thresholds",
             thresholds,
-            f"Every third model type of [models.md](models.md) that is exact or refused there: tiny, with random "
+            f"Every sixth model type of [models.md](models.md) that is exact or refused there: tiny, with random "
             f"weights and inputs of seed {SEED} (those of that page have another). They have few layers, short texts "
             "and one kind of image, so a number that matters for long inputs alone is not tried. Read are the default "
-            "statistics, plain, with images or sounds and masked; whether a model in bfloat16 is refused; whether "
-            "averages keep the sums of rows; and where adapters find rows.",
+            "statistics, plain, with images or sounds, masked and while generating; whether a model in bfloat16 is "
+            "refused; whether averages keep the sums of rows; and where adapters find rows.",
             "## What changed",
             changes if changes.rows else "Nothing.",
         ],

@@ -1,10 +1,10 @@
 """Read models with each threshold at a quarter and at four times its value.
 
-    python -m experiments.margins.run [--every 3] [--work DIR]
+    python -m experiments.margins.run [--every 6] [--work DIR]
 
-Does any result change? Every third model type of docs/models.md that is exact or refused there, with weights and inputs
-of another seed than those of that page: default statistics (plain, with images or sounds, masked), in bfloat16 too,
-averages, and where adapters find rows. Finished models are kept in `--work` and not made again.
+Does any result change? Every sixth model type of docs/models.md that is exact or refused there, with weights and inputs
+of another seed than those of that page: default statistics (plain, with images or sounds, masked, while generating), in
+bfloat16 too, averages, and where adapters find rows. Finished models are kept in `--work` and not made again.
 """
 
 import contextlib
@@ -29,13 +29,12 @@ from experiments.common.runs import Case, make_missing, origin
 from experiments.hosts.catalog import Host, find_hosts
 from experiments.hosts.check import build_host, find_inputs, find_more_inputs
 from experiments.hosts.run import load_rows
-from experiments.hosts.shrink import make_config
 from experiments.margins.thresholds import THRESHOLDS, placed, tried, value_of
 from regard.adapters.layouts import find_layouts
 from regard.errors import UserError
 from regard.hooks import Watch, fidelity
 
-SEED, LIMIT = 11, 300.0
+SEED, STEPS, LIMIT = 11, 3, 600.0
 SAME, CHANGED = "same", "other numbers"
 SIDES = ("smaller", "larger")
 Outcome = Mapping[str, Any]
@@ -43,14 +42,20 @@ Read = Callable[[Any, Mapping[str, Any]], Outcome]
 
 
 def read_statistics(model: Any, batches: Mapping[str, Any]) -> Outcome:
-    """Return the frames of the default statistics of each batch, or why it is refused."""
-    return {name: _try(partial(_measure, model, batch)) for name, batch in batches.items()}
+    """Return the frames of the default statistics of each batch, and of steps behind a cache, or why one is refused."""
+    outcomes = {name: _try(partial(_measure, model, batch, model)) for name, batch in batches.items()}
+    inputs = next(iter(batches.values()))
+    if "input_ids" in inputs and getattr(model, "can_generate", bool)():
+        steps = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False}
+        outcomes["generated"] = _try(partial(_measure, model, {**inputs, **steps}, model.generate))
+    return outcomes
 
 
 def read_half(model: Any, batches: Mapping[str, Any]) -> Outcome:
     """Return the same of the first batch in bfloat16, of which only whether it is refused."""
     name, batch = next(iter(batches.items()))
-    outcomes = read_statistics(copy.deepcopy(model).to(torch.bfloat16), {name: _cast(batch, torch.bfloat16)})
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    outcomes = {name: _try(partial(_measure, half, _cast(batch, torch.bfloat16), half))}
     return {name: outcome if isinstance(outcome, str) else {} for name, outcome in outcomes.items()}
 
 
@@ -110,7 +115,7 @@ def _send(host: Host, sender: Connection) -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity(logging.CRITICAL)
     torch.manual_seed(SEED)
-    model = build_host(host, make_config(host.model_type)).eval()
+    model = build_host(host).eval()
     inputs, why = find_inputs(model, host.kind)
     if inputs is None:
         raise RuntimeError(why)
@@ -127,10 +132,10 @@ def _read(part: Read, model: Any, batches: Mapping[str, Any]) -> Outcome:
         return part(model, batches)
 
 
-def _measure(model: Any, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _measure(model: Any, inputs: Mapping[str, Any], call: Callable[..., Any]) -> dict[str, np.ndarray]:
     torch.manual_seed(SEED)
     with regard.watching(model) as watch:
-        model(**inputs)
+        call(**inputs)
     return {name: _numbers(watch, name) for name in watch.statistics if name not in watch.left_out}
 
 
@@ -194,7 +199,7 @@ def _cases(options: Namespace) -> Iterator[Case]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the models that have no file yet."""
-    make_missing(__doc__, arguments, _cases, work="margins", needs_data=False, every=(3,))
+    make_missing(__doc__, arguments, _cases, work="margins", needs_data=False, every=(6,))
 
 
 def _describe(run: Mapping[str, Any]) -> str:
