@@ -77,7 +77,8 @@ def _read_wave(path: Path) -> tuple[np.ndarray[Any, np.dtype[np.float32]], int]:
         with wave.open(str(path), "rb") as opened:
             width, channels, rate = opened.getsampwidth(), opened.getnchannels(), opened.getframerate()
             stated, read = opened.getnframes(), opened.readframes(opened.getnframes())
-            frames = np.frombuffer(read, dtype=np.uint8).reshape(-1, width * channels)
+            whole = len(read) - len(read) % (width * channels)  # a file may end within a sample
+            frames = np.frombuffer(read[:whole], dtype=np.uint8).reshape(-1, width * channels)
     except (OSError, EOFError, ValueError, wave.Error) as error:
         advice = "whole numbers of 8 to 32 bits (PCM); ffmpeg -i FILE -c:a pcm_s16le NEW.wav makes one"
         raise UserError(
