@@ -11,7 +11,7 @@ from regard.constants import Constants, Origin
 from regard.constants.constants import SOURCES
 from regard.errors import UserError
 from regard.hooks import find_attention_layers
-from regard.hooks.head_operations import list_heads, replacing_each_head
+from regard.hooks.head_operations import ConstantHead, list_heads, replacing_each_head
 from tests.named_cache import behind
 
 SMALL: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -93,6 +93,35 @@ def test_a_logit_of_the_sink_counts_once() -> None:
         expected = states(model)
     with regard.replacing(model, "sigmoid", heads=[(1, head) for head in range(4)]):
         torch.testing.assert_close(states(model), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_what_heads_give_to_a_learned_logit_is_measured_beside_replaced_heads() -> None:
+    """Heads of a layer with a replaced head were measured as A / Σ A: what they give to the logit was shown as 0."""
+    model = oss()
+    model.layers[1].self_attn.sinks += 8
+    with regard.watching(model, ["column_mass", "virtual_sink_mass"], verify=False) as watch:
+        states(model)
+    plain = {(row.statistic, row.head, row.position): row.value for row in watch.rows() if row.layer == 1}
+    sums = torch.full((10,), 0.75)
+    heads = {("decoder", 1, 1): ConstantHead(torch.eye(10), sums), ("decoder", 1, 2): "sigmoid"}
+    with (
+        replacing_each_head(model, heads),
+        regard.watching(model, ["column_mass", "virtual_sink_mass"], verify=False) as watch,
+    ):
+        states(model)
+    found = {(row.statistic, row.head, row.position): row.value for row in watch.rows() if row.layer == 1}
+    assert {place[0] for place in plain} == {"column_mass", "virtual_sink_mass"}
+    for place, value in plain.items():
+        if place[1] in (0, 3):
+            assert found[place] == pytest.approx(value, rel=1e-4, abs=1e-5), place
+    assert max(value for place, value in plain.items() if place[:2] == ("virtual_sink_mass", 3)) > 0.2
+    for position in range(10):
+        assert found["virtual_sink_mass", 1, position] == pytest.approx(0.25, abs=1e-5)
+    with regard.replacing(model, "sigmoid", layers=1), regard.watching(model, "virtual_sink_mass") as watch:
+        states(model)
+    whole = {(row.head, row.position): row.value for row in watch.rows() if row.layer == 1}
+    assert found["virtual_sink_mass", 2, 7] == pytest.approx(whole[2, 7], abs=1e-5)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard.attention import reference
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation
 from regard.attention.spec import AttentionSpec
+from regard.attention.weightings import WEIGHTINGS
 from regard.constants import SOURCES, Head
 from regard.errors import UserError
 from regard.hooks.attention_function import OVERRIDE
@@ -60,7 +61,8 @@ class HeadOperations:
     def apply_to(self, call: AttentionCall) -> AttentionCall:
         """Return the call with its weights computed: those of the model's own attention in the other heads."""
         exact = call.to_acc_dtype()
-        matrix = reference.weights(exact).expand(len(call.query), call.query.shape[1], -1, -1).clone()
+        shape = len(call.query), call.query.shape[1], -1, -1
+        matrix, column = (part.expand(shape).clone() for part in _weights_and_column(exact))
         has_constants = any(not isinstance(operation, AttentionSpec) for operation in self.operations.values())
         starts = self.passes.state.starts(exact) if has_constants else None
         for head, operation in self.operations.items():
@@ -71,9 +73,27 @@ class HeadOperations:
                 assert starts is not None
                 own = exact.select_heads([head])
                 changed = _with_constant(own, operation, self.passes.state.forward.offset, starts)
-            matrix[:, head] = reference.weights(changed)[:, 0].to(matrix.dtype)
-        function = Operation(function=lambda scores, keep: matrix.to(scores.dtype), backend="materialised")
-        return replace(call, sink=None, operation=function)
+            weights, beside = _weights_and_column(changed)
+            matrix[:, head], column[:, head] = weights[:, 0].to(matrix.dtype), beside[:, 0].to(matrix.dtype)
+        columns = torch.cat([column, matrix], dim=-1)
+        function = Operation(function=lambda scores, keep: columns.to(scores.dtype), backend="materialised")
+        return replace(call, sink=call.query.new_zeros(call.query.shape[1]), operation=function)
+
+
+def _weights_and_column(call: AttentionCall) -> tuple[Tensor, Tensor]:
+    """Return the weights of a call, and what rows that sum to less than one give to no key.
+
+    It stands beside the weights of a function, so that they are measured as they are and not divided by their sum. Of
+    weights that are no distribution it is the column that the operation has itself, if any.
+    """
+    operation = call.operation
+    if operation is None:
+        return reference.weights(call), reference.distribution(call)[1][..., None].clamp(min=0)
+    matrix, column = reference.mixed_weights(call, operation)
+    if column is not None or WEIGHTINGS[operation.weighting].proxy:
+        return matrix, torch.zeros_like(matrix[..., :1]) if column is None else column
+    total = matrix.sum(-1, keepdim=True)
+    return matrix, (1 - total).clamp(min=0) * (total != 0)
 
 
 def _with_constant(

@@ -361,6 +361,27 @@ def test_the_page_reads_the_numbers_that_were_written(count: int, tokenizer: Any
         close(np.array(told["matrix"]).reshape(tokens, tokens), matrix.mean(0))
 
 
+@torch.no_grad()
+def test_what_heads_give_to_no_token_is_told(tokenizer: Any) -> None:
+    """Weights of a head with a learned logit sum to less than 1, and nothing said where the rest is."""
+    torch.manual_seed(0)
+    config = tf.GptOssConfig(
+        **SMALL, intermediate_size=32, num_key_value_heads=2, head_dim=4, num_local_experts=2, num_experts_per_tok=1,
+        layer_types=["full_attention"] * SMALL["num_hidden_layers"], initializer_range=0.5,
+    )  # fmt: skip
+    model = tf.GptOssModel._from_config(config, attn_implementation="eager").eval()
+    for layer in model.layers:
+        layer.self_attn.sinks.copy_(torch.linspace(-1, 2, 4))
+    ids = tokenizer(words(9), return_tensors="pt").input_ids
+    eager = torch.stack([matrix[0].double() for matrix in model(ids, output_attentions=True).attentions])
+    missing = 1 - eager.sum(-1).mean(-1)
+    layer, head = divmod(int(missing.argmax()), 4)
+    (note,) = regard.look(model, tokenizer, words(9)).panes[0]["notes"]
+    assert note.startswith(f"decoder: heads give {float(missing.mean()):.0%} of their attention to no token")
+    assert note.endswith(f"head {layer}.{head} gives the most, {float(missing.max()):.0%}.")
+    assert regard.look(make("grouped"), tokenizer, words(9)).panes[0]["notes"] == []
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_no_option_promises_rows_of_the_mean_over_heads() -> None:
     script = f"""
@@ -400,6 +421,17 @@ def test_the_command_writes_a_page_and_refuses_to_lose_one(regard: Regard, tmp_p
     message = "regard look: --file: expected UTF-8, wide.txt is UTF-16; save it as UTF-8"
     assert regard("look", "model", "--file", "wide.txt", "--out", "b.html").complaint == message
     assert regard("look", "model", "w1 w2", "--out", "page.txt").complaint.endswith("ends in .html, got page.txt")
+
+
+def test_what_the_command_can_refuse_it_refuses_before_it_loads_a_model(regard: Regard) -> None:
+    """There is no model of this name: a page too small for two looks was refused once both were loaded."""
+    small = regard("look", "none/such", "w1", "w2", "--megabytes", "0.5").complaint
+    assert small == "regard look: megabytes: expected at least 0.6 for 2 looks, 0.3 for each; got 0.5"
+    against = regard("look", "none/such", "w1", "--against", "none/other", "--megabytes", "0.5").complaint
+    assert against == small
+    assert "else one or two, got 3" in regard("look", "none/such", "w1", "w2", "w3").complaint
+    assert "with --against, else one" in regard("look", "none/such", "w1", "w2", "--against", "none/other").complaint
+    assert "prompt: expected an image" in regard("look", "none/such", "w1", "--prompt", "What is it?").complaint
 
 
 def test_a_measurement_looks_at_a_text_with_its_own_model(tmp_path: Path, tokenizer: Any) -> None:

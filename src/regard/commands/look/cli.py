@@ -59,8 +59,10 @@ def run(args: argparse.Namespace) -> None:
     if out.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--out: expected a name that ends in .html, got {out}")
     from regard import models
-    from regard.commands.look.run import look
+    from regard.commands.look.run import list_sources, look
 
+    sources = list_sources(None if args.images else texts, args.images, config, is_alone=args.against is not None)
+    config.share(len(sources) + (args.against is not None))
     options, has_images = arguments.model_options(args), args.images is not None
     loaded = models.load(args.model, **options, images=has_images)
     second = models.load(args.against, **{**options, "adapter": None}, images=has_images) if args.against else None

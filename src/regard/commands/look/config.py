@@ -61,5 +61,16 @@ class LookConfig(Config):
 
                 raise UserError(f"heads: expected each as LAYER.HEAD, such as 3.5; got {head!r}") from None
 
+    def share(self, looks: int) -> "LookConfig":
+        """Return the options of each look of a page. Raises UserError if a share is too small for one."""
+        if self.megabytes < looks * SMALLEST_PAGE:
+            from regard.errors import UserError
+
+            raise UserError(
+                f"megabytes: expected at least {looks * SMALLEST_PAGE:g} for {looks} looks, {SMALLEST_PAGE:g} for "
+                f"each; got {self.megabytes:g}"
+            )
+        return self.replace(megabytes=self.megabytes / looks)
+
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "heads": list(self.heads)}

@@ -14,7 +14,7 @@ from regard import models
 from regard.adapters.shared import SharedAdapters
 from regard.attention.call import AttentionCall
 from regard.commands.look import encoding
-from regard.commands.look.config import SMALLEST_PAGE, LookConfig
+from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import Shape
 from regard.commands.look.page import make_page
 from regard.commands.look.pictures import Patches, draw_picture, find_patches, name_tokens
@@ -39,6 +39,8 @@ from regard.statistics.observation import Observation
 from regard.statistics.sinks import alpha_of_keys
 from regard.statistics.statistic import MAX_ALPHA
 
+LEAST_MISSING = 0.005
+"""Least share of a head's attention that goes to no token to be told of."""
 RECORDED_BYTES = 1 << 30
 """Queries and keys of all layers up to this are kept; of larger models the text is read a second time."""
 Model = PreTrainedModel | SharedAdapters | models.Loaded | str | Path
@@ -106,11 +108,11 @@ def look(  # noqa: D417 - the options are described in the configuration
         UserError: An option is invalid, or does not go with the model or the text.
     """
     config = (config or LookConfig()).replace(**explicit_arguments(locals(), LookConfig))
-    sources = _list_sources(text, image, config, is_alone=against is not None)
+    sources = list_sources(text, image, config, is_alone=against is not None)
+    of_each = config.share(len(sources) + (against is not None))
     if isinstance(model, (str, Path)):
         model = models.load(model, images=image is not None)
     pairs = [(model, source) for source in sources] + ([(against, sources[0])] if against is not None else [])
-    of_each = _share_page(config, len(pairs))
     name = "text" if image is None else "image"
     panes = [look_at(one, tokenizer, config=of_each, **{name: source}) for one, source in pairs]
     described = [{key: pane[key] for key in ("model", "data")} for pane in panes]
@@ -120,8 +122,8 @@ def look(  # noqa: D417 - the options are described in the configuration
     return LookResult(panes, metadata)
 
 
-def _list_sources(text: Any, image: Any, config: LookConfig, *, is_alone: bool) -> list[Any]:
-    """Return the texts, or the images, to look at: one or two, one if it `is_alone`."""
+def list_sources(text: Any, image: Any, config: LookConfig, *, is_alone: bool) -> list[Any]:
+    """Return the texts, or the images, to look at: one or two, one if it `is_alone`. Raises UserError."""
     several = image if image is not None else text
     sources = [several] if isinstance(several, str) or not isinstance(several, Sequence) else list(several)
     if text is not None and image is not None:
@@ -132,16 +134,6 @@ def _list_sources(text: Any, image: Any, config: LookConfig, *, is_alone: bool) 
         expected = "one text or image with --against, else one or two"
         raise UserError(f"text: expected {expected}, got {len(sources)}")
     return sources
-
-
-def _share_page(config: LookConfig, looks: int) -> LookConfig:
-    """Return the options of each look of a page. Raises UserError if a share is too small for one."""
-    if config.megabytes < looks * SMALLEST_PAGE:
-        raise UserError(
-            f"megabytes: expected at least {looks * SMALLEST_PAGE:g} for {looks} looks, {SMALLEST_PAGE:g} for each; "
-            f"got {config.megabytes:g}"
-        )
-    return config.replace(megabytes=config.megabytes / looks)
 
 
 def look_at(
@@ -278,6 +270,7 @@ def _observe(
         for statistic in statistics:
             statistic.layers = []
         sites = {site: _describe_site(site, observed, loaded, patches, config) for site in observed.attention}
+        observed.notes += filter(None, map(_name_missing, observed.attention, observed.attention.values()))
         alphas = {(site, n): alpha for site in sites for n, alpha in sites[site].pop("alphas").items()}
         queries = {site: sites[site]["num_queries"] for site in sites}
         shapes = {key: Shape(*key, len(alpha), queries[key[0]], alpha.shape[1]) for key, alpha in alphas.items()}
@@ -356,6 +349,25 @@ def _describe_site(
         "numbers": (2 * len(entries) + len(hidden)) * keys,
         "alphas": alphas,
     }
+
+
+def _name_missing(site: str, layers: Mapping[int, Observation]) -> str | None:
+    """Return a sentence on the attention that heads give to no token; None if they give it all to tokens.
+
+    Heads that are pruned give none.
+    """
+    missing = {}
+    for number, layer in sorted(layers.items()):
+        given = layer.tensors["column_mass"][0, :, : int(layer.keys[0])].sum(-1).double() / int(layer.length[0])
+        missing |= {f"{number}.{head}": 1 - share if share else 0 for head, share in enumerate(given.tolist())}
+    largest = max(missing, key=lambda head: missing[head])
+    if missing[largest] < LEAST_MISSING:
+        return None
+    mean = sum(missing.values()) / len(missing)
+    return (
+        f"{site}: heads give {mean:.0%} of their attention to no token, as to a learned logit beside them, on average "
+        f"over heads; head {largest} gives the most, {missing[largest]:.0%}."
+    )
 
 
 def _describe_hidden(layers: Mapping[int, Observation], keys: int) -> tuple[list[Any], list[list[float]]]:
