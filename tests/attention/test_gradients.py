@@ -34,10 +34,12 @@ def test_gradients_of_gradients_are_refused(backend: str, is_constant: bool) -> 
     leaves = [torch.randn(1, 2, TOKENS, 4, requires_grad=True) for _ in range(3)]
     output = output_of(spec, backend, leaves)
     loss = output.sum() if is_constant else output.square().sum()
-    with pytest.raises(
-        UserError, match=r"^attention: expected no gradient of its gradient \(create_graph=True\)"
-    ) as told:
-        torch.autograd.grad(loss, leaves, create_graph=True)
+    grads = torch.autograd.grad(loss, leaves, create_graph=True)
+    for wanted in (leaves, leaves[:1], leaves[2:]):
+        with pytest.raises(
+            UserError, match=r"^attention: expected no gradient of its gradient \(create_graph=True\)"
+        ) as told:
+            torch.autograd.grad(sum(grad.square().sum() for grad in grads), wanted, retain_graph=True)
     assert "attn_implementation='eager' of the model has it outside of watching and replacing" in str(told.value)
     output = output_of(spec, backend, leaves)
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.square().sum(), leaves))
@@ -46,3 +48,24 @@ def test_gradients_of_gradients_are_refused(backend: str, is_constant: bool) -> 
     loss = output_of(spec, "materialised", leaves).square().sum()
     (grad,) = torch.autograd.grad(loss, leaves[:1], create_graph=True)
     assert torch.autograd.grad(grad.square().sum(), leaves[0])[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("backend", list(OPERATIONS))
+def test_a_graph_of_gradients_may_be_made_where_none_of_attention_is_asked_for(backend: str) -> None:
+    """It was refused at once: a penalty on the gradient of what stands behind attention needs none of its gradient."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, TOKENS, 4, requires_grad=True) for _ in range(3)]
+    weight = torch.randn(4, requires_grad=True)
+    output = output_of(ATTENTIONS[OPERATIONS[backend]], backend, leaves)
+    every = torch.autograd.grad((output @ weight).sin().sum(), [*leaves, weight], create_graph=True)
+    first = torch.autograd.grad((output.detach() @ weight).sin().sum(), weight, create_graph=True)[0]
+    torch.testing.assert_close(every[-1], first)
+    penalty = torch.autograd.grad(every[-1].square().sum(), weight, retain_graph=True)[0]
+    torch.testing.assert_close(penalty, torch.autograd.grad(first.square().sum(), weight)[0])
+    through = torch.autograd.grad(every[-1].square().sum(), leaves, retain_graph=True)  # attention's first gradient
+    alone = output.detach().requires_grad_()
+    (of_weight,) = torch.autograd.grad((alone @ weight).sin().sum(), weight, create_graph=True)
+    incoming = torch.autograd.grad(of_weight.square().sum(), alone)
+    torch.testing.assert_close(through, torch.autograd.grad(output, leaves, incoming, retain_graph=True))
+    plain = torch.autograd.grad((output @ weight).sin().sum(), leaves)
+    torch.testing.assert_close(every[:3], plain)

@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.errors import UserError
@@ -34,22 +35,50 @@ def no_grad(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the backward pass of a function whose gradients have none themselves, which refuses to be asked for such.
 
-    Without the refusal they are refused in words of PyTorch, or are silently constants where the gradient that comes in
-    is one.
+    With `create_graph=True` they are there, and whoever asks for gradients of them is refused. PyTorch's own decorator
+    refuses in words of its own, and makes them constants in silence where the gradient that comes in is one.
     """
     once = once_differentiable(backward)
 
     @wraps(backward)
-    def run(*args: Any) -> Any:
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise UserError(
-                "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
-                "attn_implementation='eager' of the model has it outside of watching and replacing, and "
-                "backend='materialised' of other operations than softmax"
-            )
-        return once(*args)
+    def run(ctx: Any, *incoming: Any) -> Any:
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return once(ctx, *incoming)
+        kept = _ReadOnce(ctx)
+        with torch.no_grad():
+            gradients = backward(kept, *incoming)
+        known = [gradient for gradient in gradients if gradient is not None]
+        origins = [tensor for tensor in (*incoming, *kept.saved_tensors) if tensor is not None]
+        marked = iter(_FirstOrderOnly.apply(len(known), *known, *origins))
+        return tuple(None if gradient is None else next(marked) for gradient in gradients)
 
     return run
+
+
+class _ReadOnce:
+    """The context of a function whose saved tensors are read once: a checkpoint computes them when they are."""
+
+    def __init__(self, ctx: Any) -> None:
+        self._ctx, self.saved_tensors = ctx, ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+
+class _FirstOrderOnly(torch.autograd.Function):
+    """Gradients as they are, of which a gradient in what they come from is refused."""
+
+    @staticmethod
+    def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tensors[:number]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        raise UserError(
+            "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
+            "attn_implementation='eager' of the model has it outside of watching and replacing, and "
+            "backend='materialised' of other operations than softmax"
+        )
 
 
 @contextmanager
