@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.attention.spec import ATTENTIONS
 from regard.constants import Constants, approximate, to_length
 from regard.errors import UserError
-from regard.hooks import average_attention, mixing, replaced, replacing, watching
+from regard.hooks import ReplacedModel, average_attention, mixing, replaced, replacing, watching
 from regard.hooks.head_operations import ConstantHead, replacing_each_head
 from regard.models import RegardConfig, RegardForCausalLM
 from tests.named_cache import behind
@@ -76,6 +76,31 @@ def test_the_rows_of_an_average_keep_their_sums(model: Any, constants: Constants
     torch.testing.assert_close(constants.matrices["decoder", 0].double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(constants.row_sums["decoder", 0].double(), expected.sum(-1), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(constants.sums_of(("decoder", 0)), constants.row_sums["decoder", 0])
+
+
+@torch.no_grad()
+def test_averages_of_before_sums_were_kept_have_them_all_the_same(
+    model: Any, constants: Constants, tmp_path: Path
+) -> None:
+    """Their rows were divided by their sums in silence. The sums are what counts and averages say."""
+    old = Constants.load(replace(constants, row_sums={}).save(tmp_path / "old"))
+    assert not old.row_sums
+    batch = ids(3, 9, seed=2)
+    with replacing(model, constants):
+        expected = model(batch).logits
+    with replacing(model, old) as replacement:
+        torch.testing.assert_close(model(batch).logits, expected, rtol=1e-4, atol=1e-5)
+    sums = mean_weights(model, ids(6, LENGTH, seed=1)).sum(-1)
+    torch.testing.assert_close(replacement.sources[0].row_sums["decoder", 0].double(), sums, rtol=1e-5, atol=1e-5)
+    copied = replaced(model, old)
+    copied.save_pretrained(tmp_path / "model")
+    torch.testing.assert_close(
+        ReplacedModel.from_pretrained(tmp_path / "model")(batch).logits, expected, rtol=1e-4, atol=1e-5
+    )
+    more = average_attention(model, [ids(4, 7, seed=3)], LENGTH)
+    for parts in ((old, more), (more, old)):
+        merged, both = parts[0].merge(parts[1]), constants.merge(more)
+        torch.testing.assert_close(merged.row_sums["decoder", 1], both.row_sums["decoder", 1], rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

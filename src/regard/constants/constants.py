@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,6 +22,8 @@ from regard.errors import UserError, check_choice, describe_error, warn_user
 Layer = tuple[str, int]  # site and index of a layer: ("encoder", 0)
 Head = tuple[str, int, int]  # site, layer and index of a head
 FORMAT, HEADER = 1, "regard.constants"
+ROUNDING = 1e-4
+"""Most by which a row's sum is 1 to rounding."""
 MIN_SIMILARITY = 0.9
 """Least cosine similarity of the weights of two models for the constants of one to be used in the other."""
 
@@ -118,6 +120,22 @@ class Constants:
         rows = torch.arange(sums.shape[1], device=sums.device)
         return sums[:, torch.where(sums.amax(0) > 0, rows, 0).cummax(0).values]
 
+    def note_row_sums(self, layers: Iterable[Layer]) -> Constants:
+        """Return them with the sums of rows of layers where these need not be 1, counted from averages as they were.
+
+        Files of before sums were kept have none, and their rows would be divided by what they sum to.
+        """
+        row_sums = {}
+        for layer in layers:
+            if layer not in self.squares or layer in self.row_sums:
+                continue
+            counts = self.counts[layer[0]].double()
+            rows = counts.amax(-1)
+            sums = (self.matrices[layer].double() * counts).abs().sum(-1) / rows.clamp(min=1)
+            if bool(((sums - 1).abs() > ROUNDING)[:, rows > 0].any()):
+                row_sums[layer] = sums.float()
+        return replace(self, row_sums={**self.row_sums, **row_sums}) if row_sums else self
+
     def merge(self, other: Constants) -> Constants:
         """Return the averages over the data of both, which may differ in their data alone."""
         self._check_mergeable(other)
@@ -129,9 +147,10 @@ class Constants:
             matrices[site, layer] = (share * matrix.double() + (1 - share) * other_matrix * (counts[site] > 0)).float()
         squares = {key: square + other.squares[key] for key, square in self.squares.items() if key in other.squares}
         row_sums = {}
+        noted = [constants.note_row_sums({**self.row_sums, **other.row_sums}) for constants in (self, other)]
         for site, layer in {**self.row_sums, **other.row_sums}:
             rows, other_rows = (constants.counts[site].amax(-1).double() for constants in (self, other))
-            sums, other_sums = (constants.sums_of((site, layer)).double() for constants in (self, other))
+            sums, other_sums = (constants.sums_of((site, layer)).double() for constants in noted)
             parts = torch.stack([part.counts[site] * part.matrices[site, layer].double() for part in (self, other)])
             left = parts.sum(0).abs().sum(-1) / parts.abs().sum((0, -1)).clamp(min=1e-300)  # other signs cancel
             total = (rows * sums + other_rows * other_sums) * left

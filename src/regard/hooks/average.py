@@ -30,8 +30,6 @@ from regard.runs.integrity import tensor_bytes
 
 ENTRIES = 1 << 24
 """Weights held at once."""
-ROUNDING = 1e-4
-"""Most by which a row's sum is 1 to rounding."""
 WHOLE_SEQUENCES = "batches: expected whole sequences, or single images, one a row, without a cache"
 
 
@@ -322,12 +320,5 @@ class _AttentionSums(Observer):
             (site, layer): (total / self._counts[site].clamp(min=1)).float()
             for (site, layer), total in self._sums.items()
         }
-        row_sums = {}
-        for site, layer in self._unlike_softmax:
-            rows = self._counts[site].amax(-1)
-            sums = self._sums[site, layer].abs().sum(-1) / rows.clamp(min=1)
-            if bool(((sums - 1).abs() > ROUNDING)[:, rows > 0].any()):
-                row_sums[site, layer] = sums.float()
-        return Constants(
-            matrices=matrices, origin=origin, counts=self._counts, squares=self._squares, row_sums=row_sums
-        )
+        averages = Constants(matrices=matrices, origin=origin, counts=self._counts, squares=self._squares)
+        return averages.note_row_sums(self._unlike_softmax)

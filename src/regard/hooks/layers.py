@@ -204,6 +204,7 @@ class _Tracer(Observer):
                 causal=kind == "self" and site.startswith("decoder"),
                 fused=find_fused_projection(module, self._outputs, call),
                 operation=call.operation is not None,
+                open_rows=call.operation is not None or call.sink is not None,
                 own_scores=not call.scale,
             )
         )

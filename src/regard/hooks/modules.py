@@ -72,6 +72,7 @@ class AttentionLayer:
         causal: A query sees no later key.
         fused: Name of the one projection for queries, keys and values, if it is recognized, and its order.
         operation: Whether it computes another operation than softmax.
+        open_rows: Whether weights of a query need not sum to 1: of another operation, or beside a learned logit.
         calls: Attention calls of the module to one execution: several where heads have several values.
         own_scores: The module multiplies queries and keys itself, and may use either for more.
         lends_keys: A later layer attends to its keys, too, or something else calls its projections.
@@ -89,6 +90,7 @@ class AttentionLayer:
     causal: bool
     fused: Fused | None
     operation: bool = False
+    open_rows: bool = False
     calls: int = 1
     own_scores: bool = False
     lends_keys: bool = False

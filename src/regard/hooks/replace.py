@@ -179,7 +179,7 @@ def _replacing_heads(
 ) -> Iterator[Replacement]:
     layers = find_attention_layers(model, example_inputs)
     verify_own_attention(model)
-    check_constants(model, layers, sources, any_model)
+    sources = check_constants(model, layers, sources, any_model)
     selected = select_heads(sources[0], heads)
     with routed(model), ExitStack() as undo:
         if not options.get("gated"):  # projections are pruned
@@ -219,8 +219,12 @@ def resolve_constants(constants: ConstantsLike) -> tuple[Constants, ...]:
 
 def check_constants(
     model: nn.Module, layers: Sequence[AttentionLayer], sources: Sequence[Constants], any_model: bool
-) -> None:
-    """Raise a UserError if constants do not fit a model, or its heads are replaced already."""
+) -> tuple[Constants, ...]:
+    """Return constants for a model, with the sums of its rows that need not be 1.
+
+    Raises:
+        UserError: They do not fit the model, or its heads are replaced already.
+    """
     if any(NAME in layer.module._modules for layer in layers):
         raise UserError(
             "the heads of this model are already replaced; expected the original: leave that block first, or load the "
@@ -243,6 +247,8 @@ def check_constants(
         raise UserError(f"constants: there are some for layer {sorted(missing)[0]}, which the model does not have")
     if any(constants.layers != sources[0].layers for constants in sources):
         raise UserError("constants: several lengths must be for the same layers")
+    open_rows = [layer.key for layer in layers if layer.open_rows]
+    return tuple(constants.note_row_sums(open_rows) for constants in sources)
 
 
 def select_heads(constants: Constants, heads: Heads) -> tuple[Head, ...]:

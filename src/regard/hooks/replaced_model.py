@@ -163,7 +163,7 @@ def replaced(
                 "quantized; use regard.replacing, or replace heads before you quantize"
             )
         sources = resolve_constants(constants)
-        check_constants(model, all_layers, sources, any_model)
+        sources = check_constants(model, all_layers, sources, any_model)
         selected = select_heads(sources[0], heads)
         config = _make_config(model, all_layers, sources, selected)
         block = replacing(model, sources, selected, any_model=any_model)

@@ -182,9 +182,9 @@ class Session:
             if self.constants is None:
                 raise UserError("average: expected averages, which --constants FILE gives")
             self.constants.check_model(model_fingerprint(stage.loaded.model, stage.layers))
-        return {head: self._operation(head, name, tokens) for head, name in request.heads.items()}
+        return {head: self._operation(stage, head, name, tokens) for head, name in request.heads.items()}
 
-    def _operation(self, head: Head, name: str, tokens: int) -> HeadOperation:
+    def _operation(self, stage: Stage, head: Head, name: str, tokens: int) -> HeadOperation:
         if name in SOURCES:
             return name
         if name != AVERAGE:
@@ -196,4 +196,5 @@ class Session:
         matrix = self.constants.matrices.get(head[:2])
         if matrix is None or head[2] >= len(matrix):
             raise UserError(f"average: the constants have no head {head[2]} in layer {head[1]} ({head[0]})")
-        return ConstantHead(matrix[head[2]], self.constants.sums_of(head[:2])[head[2]])
+        constants = self.constants.note_row_sums(layer.key for layer in stage.layers if layer.open_rows)
+        return ConstantHead(matrix[head[2]], constants.sums_of(head[:2])[head[2]])
