@@ -273,6 +273,29 @@ def test_weights_of_both_signs_are_measured_by_their_size(model: Any, constants:
     torch.testing.assert_close(torch.tensor(mass).view(HEADS, LENGTH), size.mean(1), rtol=1e-4, atol=1e-6)
 
 
+@torch.no_grad()
+def test_mixtures_of_both_signs_are_measured_with_what_goes_to_no_token(model: Any, constants: Constants) -> None:
+    """Rows with a negative weight were divided by Σ |A| of tokens alone, and had no virtual sink; others were not."""
+    signs = torch.where(torch.arange(LENGTH) % 3 == 1, -1, 1)
+    signed = {layer: matrix * signs for layer, matrix in constants.matrices.items()}
+    batch, averages = ids(2, LENGTH, seed=3), constants.matrices["decoder", 0].double()
+    own = model(batch, output_attentions=True).attentions[0].double()
+    mixed = 0.5 * own + 0.5 * averages * signs
+    beside = 1 - 0.5 * own.sum(-1) - 0.5 * averages.sum(-1)
+    total = beside + mixed.abs().sum(-1)
+    assert bool((mixed < 0).any())
+    assert bool((total < 0.99).any())
+    statistics = ["virtual_sink_mass", "column_mass"]
+    with mixing(model, replace(constants, matrices=signed)), watching(model, statistics=statistics) as watch:
+        model(batch, use_cache=False)
+    sink, mass = (watch.frame(name, layer=0) for name in ("virtual_sink_mass", "column_mass"))
+    sink = sink[sink.position.isna()].sort_values("head")["value"].to_numpy()
+    mass = mass.sort_values(["head", "position"])["value"].to_numpy()
+    torch.testing.assert_close(torch.tensor(sink), (beside / total).mean((0, 2)), rtol=1e-4, atol=1e-6)
+    expected = (mixed.abs() / total[..., None]).mean((0, 2))
+    torch.testing.assert_close(torch.tensor(mass).view(HEADS, LENGTH), expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [torch.ones(HEADS, 5), torch.ones(2, LENGTH), torch.full((HEADS, LENGTH), torch.nan)])
 def test_row_sums_of_other_shapes_are_refused(constants: Constants, wrong: Tensor) -> None:
     with pytest.raises(UserError, match=r"expected finite row sums \(head, query\) for layer 1 \(decoder\)"):

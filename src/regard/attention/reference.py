@@ -206,12 +206,27 @@ def _constant_column(call: AttentionCall, constant: ConstantHeadsInput, like: Te
     return torch.zeros_like(like).index_copy(1, torch.tensor(constant.heads, device=like.device), share)
 
 
+def _mixed_distribution(call: AttentionCall, constant: ConstantHeadsInput) -> tuple[Tensor, Tensor]:
+    """Return |A| / Σ |A| of a layer whose heads mix attention with constants of both signs, which cancel in some rows.
+
+    What either gives to no key stands beside the weights and is in the sum.
+    """
+    attention, matrix = replace(call, constant=None), weights(call)
+    sees = (log_normalizer(attention) > float("-inf"))[..., None]
+    column = (1 - weights(attention).sum(-1, keepdim=True)) * sees * _attention_share(call, matrix)
+    column = column + _constant_column(call, constant, column)
+    columns = proxy_distribution(torch.cat([column, matrix], dim=-1))
+    return columns[..., 1:], columns[..., 0]
+
+
 def distribution(
     call: AttentionCall,
 ) -> tuple[Float[Tensor, "batch head query key"], Float[Tensor, "batch head query"]]:
     """Return the weights that are measured (|A| / Σ|A| if they are no distribution), and each row's share of no key."""
     operation = call.operation
     if operation is None:
+        if call.constant is not None and call.constant.signed and call.constant.gate is not None:
+            return _mixed_distribution(call, call.constant)
         matrix = weights(call) if call.constant is None else _without_sign(weights(call), call.constant)
         return matrix, (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
