@@ -64,6 +64,18 @@ def test_separators_stand_where_the_other_length_has_them(old: int, length: int)
     torch.testing.assert_close(back.matrices["encoder", 0], matrix(old))
 
 
+@pytest.mark.parametrize("length, rows", [(6, [0, 1, 2, 4, 5, 7]), (12, [0, 1, 2, 3, 3, 3, 4, 5, 6, 6, 6, 7])])
+def test_rows_of_special_tokens_take_their_sums_along(length: int, rows: list[int]) -> None:
+    """Sums went by the number of the row: that of the last separator was the sum of a text's token."""
+    sums = torch.rand(2, 8) + 0.5
+    origin = Origin(source="average", layout="paper", separators=(0, 4, 7))
+    matrices = {("encoder", 0): torch.rand(2, 8, 8)}
+    constants = Constants(matrices=matrices, origin=origin, row_sums={("encoder", 0): sums})
+    fitted = to_length(constants, length)
+    assert fitted.origin.separators == (0, length // 2, length - 1)
+    assert torch.equal(fitted.row_sums["encoder", 0], sums[:, rows])
+
+
 def test_separators_stay_inside_of_two_tokens() -> None:
     """Column 9, one behind the middle, would be column 2; column 13, two before the end, column −1."""
     held = one(regular(T), layout="paper", separators=(0, T // 2, T // 2 + 1, T - 3, T - 1))

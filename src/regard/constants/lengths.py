@@ -40,8 +40,8 @@ def to_length(constants: Constants, length: int) -> Constants:
     }
     note = f"fitted from {old} to {length} tokens by relative offset and the columns of special tokens"
     origin = replace(origin, notes=(*origin.notes, note), separators=tuple(columns.values()))
-    last = torch.arange(length).clamp(max=old - 1)
-    row_sums = {key: constants.sums_of(key)[:, last] for key in constants.row_sums}
+    rows = _rows_by_place(columns, old, length)
+    row_sums = {key: constants.sums_of(key)[:, rows] for key in constants.row_sums}
     return Constants(matrices=matrices, origin=origin, row_sums=row_sums)
 
 
@@ -53,6 +53,19 @@ def _move_separators(origin: Origin, old: int, new: int) -> tuple[int, ...]:
         nearest = min(landmarks, key=lambda landmark: abs(column - landmark))
         columns.append(min(max(landmarks[nearest] + column - nearest, 0), new - 1))
     return tuple(columns)
+
+
+def _rows_by_place(columns: Mapping[int, int], old: int, new: int) -> Int[Tensor, " row"]:
+    """Return the row of `old` for each of `new` that stands as far behind the same special token, or the beginning.
+
+    Where there are fewer such rows, it is the last before the next special token.
+    """
+    places = sorted({0: 0, **columns}.items())
+    ends = [place for place, _ in places[1:]] + [old]
+    rows = torch.arange(new)
+    for (place, moved), end in zip(places, ends, strict=True):
+        rows[moved:] = (place + torch.arange(new - moved)).clamp(max=end - 1)
+    return rows
 
 
 def fit_length(
