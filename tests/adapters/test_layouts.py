@@ -265,10 +265,16 @@ def test_a_model_that_takes_other_inputs_gets_adapters_however_it_says_so(error:
         return own(input_ids)
 
     model.forward = forward
-    ids = torch.randint(3, 50, (1, 8))
+    ids, shares = torch.randint(3, 50, (1, 8)), torch.rand(2, dtype=torch.float64)
     adapters = adapted(model, ["query"], query)
-    with adapters.use_weights(torch.rand(2)):
-        adapters.model(ids, bbox=ids)
+    plain = time_first()  # of the same weights: what adapters add is added to them
+    with torch.no_grad(), adapters.use_weights(shares):
+        found = adapters.model(ids, bbox=ids)[0]
+        for layer, block in zip(adapters.pool.adapters, plain.blocks, strict=True):
+            for share, up, down in zip(shares, layer.B, layer.A, strict=True):
+                block.query.weight += share * layer.scale * up @ down
+        assert_close(found, plain(ids)[0])
+        assert not torch.allclose(found, time_first()(ids)[0], rtol=1e-2)
 
 
 def test_random_numbers_are_those_that_come_without_adapters() -> None:

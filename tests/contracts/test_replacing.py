@@ -367,10 +367,13 @@ def test_constants_with_fixed_columns_serve_their_own_length_alone(build: Callab
 
 
 def test_other_constants_of_that_layout_serve_shorter_inputs(build: Callable) -> None:
+    """Of each head they are the first rows and columns, divided by what is left of their sums."""
     model = build("Bert")
     constants = paper_constants(model, 12)
-    ids = torch.full((1, 9), 5)
+    ids = torch.randint(3, 99, (2, 9), generator=torch.Generator().manual_seed(0))
     columns = Constants(matrices=constants.matrices, origin=Origin(source="average", layout="paper", separators=(0,)))
     for other in (make_data_free("toeplitz", constants), columns):
+        with by_hand(model, other, tuple(other.heads)):
+            expected = model(input_ids=ids)[0]
         with torch.no_grad(), regard.replacing(model, other, any_model=True):
-            model(input_ids=ids)
+            torch.testing.assert_close(model(input_ids=ids)[0], expected, rtol=1e-4, atol=1e-5)
