@@ -19,6 +19,7 @@ from regard.commands.replace.ranking import (
     rank_by_output_norm,
     rank_heads,
     rank_randomly,
+    warn_of_few_heads,
 )
 from regard.constants import Constants, Head, Origin
 
@@ -148,6 +149,16 @@ def test_the_fractions_of_the_paper_are_whole_heads_of_a_base_model(fraction: fl
 
 
 # -- at random ----------------------------------------------------------------------------------------------------
+
+
+def test_fractions_of_no_head_and_of_all_are_told() -> None:
+    """Their scores stood in the table as those of a thousandth. Of 12 heads .04 is none, .05 one, .96 all."""
+    with pytest.warns(UserWarning, match="dynamic-fractions") as warned:
+        warn_of_few_heads((1.0, 0.96, 0.95, 0.05, 0.04, 0.0), 12)
+    assert [str(one.message) for one in warned] == [
+        "dynamic-fractions: 0.96 of 12 heads is rounded to all of them; its scores are those of 1",
+        "dynamic-fractions: 0.04 of 12 heads is rounded to none of them; its scores are those of 0",
+    ]
 
 
 def test_a_random_order_depends_on_its_seed_alone() -> None:

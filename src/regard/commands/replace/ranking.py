@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from regard.constants import Constants, Head, count_dynamic
+from regard.constants import Constants, Head, classify_patterns, count_dynamic
+from regard.errors import warn_user
 from regard.hooks import watching
 from regard.hooks.layers import eval_no_grad
 
@@ -86,3 +87,25 @@ def rank_heads(name: str, constants: Constants, seed: int, lambdas: Ranker, norm
         "last-layers": partial(rank_by_layer, first_replaced=False),
     }
     return rankers[name](constants)
+
+
+def warn_of_few_heads(shares: Sequence[float], heads: int) -> None:
+    """Warn of fractions that are rounded to no head, or to all."""
+    for share in shares:
+        count = count_dynamic(share, heads)
+        if 0 < share < 1 and count in (0, heads):
+            rounded, same = ("all", 1) if count else ("none", 0)
+            warn_user(
+                f"dynamic-fractions: {share:g} of {heads} heads is rounded to {rounded} of them; its scores are those "
+                f"of {same}"
+            )
+
+
+def list_heads(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
+    """Return the rows of the table of heads, in their order: the first is replaced last."""
+    patterns = {}
+    for (site, layer), matrix in averages.matrices.items():
+        for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
+            patterns[site, layer, head] = str(pattern)
+    ranked = enumerate(zip(ranking.heads, ranking.values, strict=True))
+    return [(*head, rank, value, patterns[head]) for rank, (head, value) in ranked]

@@ -15,10 +15,16 @@ from regard.commands.replace import config as replace_config
 from regard.commands.replace.config import LANGUAGE_MODEL, ReplaceConfig
 from regard.commands.replace.evaluation import HeadEvaluation, Scored
 from regard.commands.replace.evaluators import EVALUATION_TOKENS, PerplexityEvaluator, ProbeEvaluator
-from regard.commands.replace.ranking import HeadRanking
+from regard.commands.replace.ranking import list_heads, warn_of_few_heads
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, COLUMNS, NONE, WIDTHS, ZEROS
-from regard.constants import SOURCES, Constants, classify_patterns, make_data_free, pattern_fractions, to_length
+from regard.constants import (
+    SOURCES,
+    Constants,
+    make_data_free,
+    pattern_fractions,
+    to_length,
+)
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
 from regard.data.files import without_hash
@@ -151,12 +157,14 @@ def replace(  # noqa: D417 - the options are described in the configuration
             averages = evaluation.averages(inputs, source, loaded.tokenizer)
         if averages is not None and not {*config.sources}.isdisjoint(replace_config.AVERAGED):
             _warn_of_unreached_tokens(averages, valid)
+        if averages is not None:
+            warn_of_few_heads(config.shares, len(averages.heads))
         scores = _scores(evaluation, averages, config, loaded.name, read.name)
         heads, costs, matrices, artifact = [], [], {}, None
         if averages is not None:
             ranking = evaluation.rank_heads(averages, config.rankings[0], 0)
             matrices = {f"{site}.{layer}": matrix for (site, layer), matrix in averages.matrices.items()}
-            heads, costs = _head_rows(averages, ranking), evaluation.cost(averages, ranking, config.shares)
+            heads, costs = list_heads(averages, ranking), evaluation.cost(averages, ranking, config.shares)
             artifact = averages.to_bytes()
             metadata["constants"] = {name: value for name, value in vars(averages.origin).items() if name != "model"}
             metadata["patterns"] = pattern_fractions(matrices, averages.origin.separators)
@@ -384,12 +392,3 @@ def _find_constants(evaluation: HeadEvaluation, averages: Constants, name: str) 
     start = replace_config.TRAINED.get(name, name)
     constants = make_data_free(start, averages) if start in SOURCES else averages
     return evaluation.train_constants(constants, name) if name in replace_config.TRAINED else constants
-
-
-def _head_rows(averages: Constants, ranking: HeadRanking) -> list[tuple[Any, ...]]:
-    patterns = {}
-    for (site, layer), matrix in averages.matrices.items():
-        for head, pattern in enumerate(classify_patterns(matrix, averages.origin.separators)):
-            patterns[site, layer, head] = str(pattern)
-    ranked = enumerate(zip(ranking.heads, ranking.values, strict=True))
-    return [(*head, rank, value, patterns[head]) for rank, (head, value) in ranked]
