@@ -1,5 +1,6 @@
 """The server of `regard explore`: who it answers, how much it takes, and what the page may do."""
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -15,6 +16,8 @@ pytest.importorskip("uvicorn", reason="the extra explore is not installed: uvico
 pytest.importorskip("starlette.testclient", reason="httpx2 is not installed", exc_type=RuntimeError)
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -125,6 +128,21 @@ def test_only_small_json_is_read(client: TestClient) -> None:
     for content in (b"", b"{", b"\xff\xfe", b"[" * 100_000):
         refused = client.post(f"/{TOKEN}/answer", content=content, headers={"Content-Type": "application/json"})
         assert (refused.status_code, refused.json()) == (400, {"error": "expected JSON"})
+
+
+def test_the_name_of_json_may_be_in_capitals(client: TestClient) -> None:
+    assert post(client, **{"Content-Type": "Application/JSON; charset=utf-8"}).status_code == 200
+
+
+def test_a_request_that_ends_early_is_no_failure_of_the_server() -> None:
+    """A page that was closed left a traceback in the terminal."""
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+
+    async def receive() -> Any:
+        return next(parts)
+
+    with pytest.raises(HTTPException, match="the request ended before its last byte"):
+        asyncio.run(server._read_json(Request({"type": "http", "headers": []}, receive)))
 
 
 def test_errors_are_one_line_that_tells_nothing_of_the_inside(client: TestClient) -> None:

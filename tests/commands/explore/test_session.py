@@ -206,6 +206,14 @@ def test_the_look_is_that_of_the_replaced_heads(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_warned_of_is_a_note_of_the_page_and_not_of_the_terminal(tmp_path: Path) -> None:
+    """It was told twice there, of "the attention"."""
+    notes = ask(Session(opened(saved("next", tmp_path)), None, 64), decoder_0_0="softmax+log_length=true")["look"][
+        "notes"
+    ]
+    assert notes == ["attention: log_length of softmax+log_length=true change no output beside softmax"]
+
+
 def test_averages_come_from_a_file_and_serve_what_they_serve(tmp_path: Path) -> None:
     name, model = saved("next", tmp_path / "model"), make("next")
     ids = torch.tensor([tokenizer()(TEXT)["input_ids"]])

@@ -23,7 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
@@ -105,7 +105,7 @@ def make_app(session: Session, token: str, host: str) -> Starlette:
 
     async def answer(request: Request) -> Response:
         check_token(request)
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "expected application/json")
         data = await _read_json(request)
         now = time.monotonic()
@@ -145,10 +145,13 @@ def make_app(session: Session, token: str, host: str) -> Starlette:
 
 async def _read_json(request: Request) -> Any:
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise HTTPException(413, f"expected at most {MAX_BODY:,} bytes")
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > MAX_BODY:
+                raise HTTPException(413, f"expected at most {MAX_BODY:,} bytes")
+    except ClientDisconnect:
+        raise HTTPException(400, "the request ended before its last byte") from None
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:

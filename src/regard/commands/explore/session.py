@@ -127,7 +127,18 @@ class Session:
         }
 
     def answer(self, data: Any) -> dict[str, Any]:
-        """Return the look at a text with heads replaced, and predictions with and without. Raises UserError."""
+        """Return the look at a text with heads replaced, and predictions with and without. Raises UserError.
+
+        What Regard warns of meanwhile are notes of the look.
+        """
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            answer = self._answer(data)
+        told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+        look = {**answer["look"], "notes": list(dict.fromkeys([*answer["look"]["notes"], *told]))}
+        return {**answer, "look": look}
+
+    def _answer(self, data: Any) -> dict[str, Any]:
         start, request = time.perf_counter(), Request.parse(data, len(self.stages.names))
         stage = self.stages.get(request.stage)
         if request.pair and not self.reads_pairs:
@@ -141,11 +152,8 @@ class Session:
         columns["after the task" if len(self.stages.names) > 1 else "unchanged"] = self._plain(
             request.stage, request.text, request.pair
         )
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            tokens = max(value.shape[1] for value in inputs.values() if isinstance(value, Tensor))
-            operations = self._operations(stage, request, max(tokens, self.length))
-        notes += [str(warning.message) for warning in caught]
+        tokens = max(value.shape[1] for value in inputs.values() if isinstance(value, Tensor))
+        operations = self._operations(stage, request, max(tokens, self.length))
         config = LookConfig(length=self.length, skip_verification=True)
         source = {"text": request.text[:200], "notes": notes}
         model = stage.loaded.model
@@ -191,7 +199,7 @@ class Session:
             spec = parse_attention(name)
             if max(spec.window or 0, spec.prefix) > MAX_CHARACTERS:
                 raise UserError(f"attention: expected a window of at most {MAX_CHARACTERS:,} tokens")
-            return spec
+            return name
         assert self.constants is not None
         matrix = self.constants.matrices.get(head[:2])
         if matrix is None or head[2] >= len(matrix):
