@@ -49,6 +49,22 @@ def test_scores_below_zero() -> None:
         torch.testing.assert_close(WEIGHTINGS[name].weigh(scores, keep), tensor(row), rtol=1e-7, atol=1e-7)
 
 
+def test_weights_of_scores_far_below_zero_keep_their_digits() -> None:
+    """In float32 elu(s) + 1 has four digits at −9 and none at −17: sinks were others than those of the training."""
+    scores, keep = torch.tensor([[-9.0, -17.0, -40.0]]), torch.ones(1, 3, dtype=torch.bool)
+    expected = torch.tensor([[math.exp(-9), math.exp(-17), math.exp(-40)]])
+    for found in (WEIGHTINGS["elu"].weigh(scores, keep), FEATURE_MAPS["elu"](scores)):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    row = torch.tensor([[-17.0, -18.0]], requires_grad=True)
+    shares = proxy_distribution(WEIGHTINGS["elu"].weigh(row, keep[:, :2]))
+    total = math.exp(-17) + math.exp(-18) + 1e-8
+    torch.testing.assert_close(
+        shares, torch.tensor([[math.exp(-17) / total, math.exp(-18) / total]]), rtol=1e-5, atol=0
+    )
+    WEIGHTINGS["elu"].weigh(row, keep[:, :2]).sum().backward()
+    torch.testing.assert_close(row.grad, row.detach().exp(), rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("name", WEIGHTINGS)
 @given(
     values=st.lists(st.floats(-300, 300), min_size=3, max_size=3),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.nn.functional import elu, linear, relu
+from torch.nn.functional import linear, relu
 
 from regard.attention.tracing import is_exported
 
@@ -31,6 +31,11 @@ def softpick(scores: Matrix, keep: Mask) -> Matrix:
     top = hidden.amax(-1, keepdim=True).clamp(min=0).detach()
     gap = ((hidden - top).exp() - (-top).exp()).masked_fill(~keep, 0.0)
     return _divide(relu(gap), gap.abs().sum(-1, keepdim=True))
+
+
+def elu_and_one(x: Tensor) -> Tensor:
+    """Return elu(x) + 1 as max(x, 0) + exp(min(x, 0)): in the sum itself nothing is left of exp(x) below 10⁻⁷."""
+    return relu(x) + x.clamp(max=0).exp()
 
 
 def _divide(weights: Tensor, total: Tensor) -> Tensor:
@@ -58,7 +63,7 @@ class Weighting:
 WEIGHTINGS = {
     "softmax": Weighting(softmax, proxy=False),
     "sigmoid": Weighting(lambda scores, keep: scores.sigmoid().masked_fill(~keep, 0.0)),
-    "elu": Weighting(lambda scores, keep: (elu(scores) + 1).masked_fill(~keep, 0.0)),
+    "elu": Weighting(lambda scores, keep: elu_and_one(scores).masked_fill(~keep, 0.0)),
     "linear": Weighting(lambda scores, keep: scores.masked_fill(~keep, 0.0), linear=True),
     "softpick": Weighting(softpick, proxy=False),
 }
@@ -87,7 +92,7 @@ def mlp_features(x: Features, inner: Float[Tensor, "hidden width"], outer: Float
     return linear(relu(linear(x, inner)), outer)
 
 
-FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": lambda x: elu(x) + 1, "mlp": mlp_features}
+FEATURE_MAPS: dict[str, Callable[..., Tensor]] = {"none": lambda x: x, "elu": elu_and_one, "mlp": mlp_features}
 """`mlp` takes its two weights as well."""
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import elu, gelu, pad, relu, silu
+from torch.nn.functional import gelu, pad, relu, silu
 from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
@@ -34,7 +34,7 @@ def softpick(scores: Tensor, keep: Tensor) -> Tensor:
 WEIGHTINGS: dict[str, Any] = {
     "softmax": softmax,
     "sigmoid": lambda scores, keep: scores.sigmoid().masked_fill(~keep, 0.0),
-    "elu": lambda scores, keep: (elu(scores) + 1).masked_fill(~keep, 0.0),
+    "elu": lambda scores, keep: (relu(scores) + scores.clamp(max=0).exp()).masked_fill(~keep, 0.0),
     "linear": lambda scores, keep: scores.masked_fill(~keep, 0.0),
     "softpick": softpick,
 }
@@ -174,7 +174,7 @@ class RegardAttention(nn.Module):
     def map_features(self, x: Tensor) -> Tensor:
         if self.spec["feature_map"] == "mlp":
             return self.feature_map["outer"](relu(self.feature_map["inner"](x)))
-        return elu(x) + 1 if self.spec["feature_map"] == "elu" else x
+        return relu(x) + x.clamp(max=0).exp() if self.spec["feature_map"] == "elu" else x
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, shared: Shared) -> Tensor:
         """Return the output (batch, head, query, width of a value)."""
