@@ -531,6 +531,11 @@ def test_too_little_text_is_refused_by_the_name_of_its_option(causal: str, tmp_p
         convert(causal, **options, cache=tmp_path / "file" / "cache")
 
 
+def test_an_unknown_attention_is_refused_before_a_model_is_looked_for() -> None:
+    with pytest.raises(UserError, match=r"^attention: expected one of average, .*; got 'sigmoidal'$"):
+        package.convert("none/such", attention="sigmoidal")
+
+
 def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
     loaded = load(causal, language_model=True)
     with pytest.raises(UserError, match="expected weights in float32"):

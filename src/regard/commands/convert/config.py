@@ -87,6 +87,10 @@ class ConvertConfig(Config):
     def check(self) -> None:
         if not self.text:
             raise UserError("text: expected at least one source, got none")
+        if self.attention not in (None, AVERAGE, TRAINED_AVERAGE):
+            from regard.hooks.operation import parse_attention
+
+            parse_attention(self.attention, AVERAGE, TRAINED_AVERAGE)
 
     def for_model(self, limit: int | None) -> ConvertConfig:
         """Return the configuration with a length and an attention, for a model of at most `limit` tokens.

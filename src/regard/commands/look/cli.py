@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--learnt: expected neither --against, --images nor --adapter beside it")
     if args.learnt and arguments.changed_model_options(arguments.model_options(args)):
         raise UserError("--learnt: expected neither --dtype, --device nor --trust-remote-code beside it")
+    if args.learnt and not args.learnt.is_dir():
+        raise UserError(f"--learnt: expected a folder that `regard rollback` wrote, there is no {args.learnt}")
     from regard.data.tables import read_pieces
     from regard.runs.output_dir import check_output_file
 
