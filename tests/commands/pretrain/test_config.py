@@ -1,6 +1,7 @@
 """Recipes: what they refuse, and that files and command lines state them."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,21 @@ def test_a_short_run_of_a_preset_has_a_short_warm_up() -> None:
     assert (preset_config("nano").warmup_steps, preset_config("nano", max_steps=100).warmup_steps) == (100, 100)
     assert preset_config("nano", max_steps=50).warmup_steps == 5
     assert preset_config("nano", max_steps=50, warmup_steps=20).warmup_steps == 20
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3, 7])
+@pytest.mark.parametrize("random_tokens", [None, (0, 1), (1, 8), (2, 5), (0, 8)])
+@pytest.mark.parametrize("fixed_token", [None, 0, 4, 7])
+@pytest.mark.every_value
+def test_a_sequence_has_targets_outside_of_what_is_replaced(
+    prefix: int, random_tokens: tuple[int, int] | None, fixed_token: int | None
+) -> None:
+    replaced = {0, *range(prefix), *range(*random_tokens or (0, 0)), *([] if fixed_token is None else [fixed_token])}
+    expected = nullcontext() if len(replaced) < 8 else pytest.raises(UserError, match="none of 8 is left")
+    with expected:
+        PretrainConfig(length=8, prefix=prefix, random_tokens=random_tokens, fixed_token=fixed_token)
+
+
+def test_a_length_beyond_all_memory_is_a_number_like_others() -> None:
+    """A list of its positions was made: it took all memory, and the process was killed."""
+    assert PretrainConfig(length=10**12, random_tokens=(2, 10**11)).length == 10**12

@@ -132,8 +132,14 @@ class PretrainConfig(Config):
             if is_wrong:
                 raise UserError(f"{name}: expected {expected}, got {value}")
         object.__setattr__(self, "sink_length", min(self.sink_length, length))
-        if not set(range(1, length)) - set(self.uncounted(training=True)):
+        if not self._count_targets():
             raise UserError(f"random-tokens: expected tokens of the text to predict, none of {length} is left")
+
+    def _count_targets(self) -> int:
+        """Return how many positions of a sequence are targets in training, without a list of them: it may be long."""
+        start, (first, end), fixed = max(1, self.spec.prefix), self.random_tokens or (0, 0), self.fixed_token
+        count = self.length - start - max(0, end - max(first, start))
+        return count - (fixed is not None and fixed >= start and not first <= fixed < end)
 
     def uncounted(self, *, training: bool) -> tuple[int, ...]:
         """Return the positions whose tokens are no targets: of the prefix, and what replaces tokens of the text."""
