@@ -356,7 +356,7 @@ def _name_missing(site: str, layers: Mapping[int, Observation]) -> str | None:
 
     Heads that are pruned give none.
     """
-    missing = {}
+    missing: dict[str, float] = {}
     for number, layer in sorted(layers.items()):
         given = layer.tensors["column_mass"][0, :, : int(layer.keys[0])].sum(-1).double() / int(layer.length[0])
         missing |= {f"{number}.{head}": 1 - share if share else 0 for head, share in enumerate(given.tolist())}
