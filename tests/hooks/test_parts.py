@@ -158,3 +158,13 @@ def test_two_encoders_do_not_share_a_site_whichever_is_read_first() -> None:
     twice = found.query("site == 'encoder@text_model'")
     assert set(twice["n"]) == {4}
     assert_allclose(twice["value"], of_texts["value"], rtol=1e-4)
+
+
+def test_a_model_of_one_part_has_no_other() -> None:
+    """Expected was one of ''."""
+    config = tf.BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    with (
+        pytest.raises(UserError, match=r"^part: expected none of BertModel, which is one part; got 'encoder'$"),
+        regard.watching(tf.BertModel(config), "entropy", part="encoder"),
+    ):
+        pass

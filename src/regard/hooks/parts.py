@@ -69,6 +69,8 @@ def select_stacks(model: nn.Module, part: str | None) -> tuple[list[Stack], dict
         raise UserError(
             f"part: expected none of a module that is no Hugging Face model, got {part!r}; watch that part itself"
         )
+    if chosen is None and paths == [""]:
+        raise UserError(f"part: expected none of {type(model).__name__}, which is one part; got {part!r}")
     if chosen is None:
         raise UserError(f"part: expected one of {', '.join(path or repr(path) for path in paths)}; got {part!r}")
     selected = [stack for stack in stacks if stack.path == chosen]
