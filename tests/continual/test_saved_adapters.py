@@ -104,15 +104,11 @@ def test_blocks_of_models_that_write(kind: Kind, tmp_path: Path) -> None:
     assert isinstance(network, SaptNetwork)
     ids = torch.tensor([[5, 7, 6, 4, 8, 5]])
     rows = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([[4, 6, 7, 5, 5, 9]])}
-    rows["prompt_mask"] = torch.ones_like(ids)
-    given = {**rows, "prompt_mask": rows["prompt_mask"].bool()} if kind == "llama" else rows
-    if kind == "t5":
-        rows.pop("prompt_mask")
+    given = {**rows, "prompt_mask": torch.ones_like(ids).bool()} if kind == "llama" else rows
     with torch.no_grad():
         torch.testing.assert_close(adapters.routing_weights(**given), network.weights(rows))
         with network.pool.use_weights(network.weights(rows)):
-            plain = {name: value for name, value in rows.items() if name != "prompt_mask"}
-            expected = network.classifier.encoder(**plain).logits
+            expected = network.classifier.encoder(**rows).logits
         torch.testing.assert_close(adapters(**given).logits, expected, rtol=0, atol=1e-5)
 
 

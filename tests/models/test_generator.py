@@ -128,7 +128,6 @@ def test_what_a_decoder_reads() -> None:
     )
     assert joined.input_ids.tolist() == [[5, 6, 7, 9, 0], [0, 0, 8, 9, 2]]
     assert joined.attention_mask.int().tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
-    assert joined.prompt_mask.int().tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 0, 0]]
     assert joined.position_ids.tolist() == [[0, 1, 2, 3, 3], [0, 0, 0, 1, 2]]
 
 

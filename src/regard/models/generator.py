@@ -48,7 +48,6 @@ class DecoderInputs:
 
     input_ids: Tensor
     attention_mask: Tensor
-    prompt_mask: Tensor
 
     @property
     def position_ids(self) -> Tensor:
@@ -143,12 +142,11 @@ class Generator(nn.Module):
         order = real.int().argsort(dim=1, stable=True)
         ids, prompt = input_ids.gather(1, order), real.gather(1, order)
         if labels is None:
-            return DecoderInputs(ids, prompt, prompt)
+            return DecoderInputs(ids, prompt)
         answered = labels != IGNORE_INDEX
         return DecoderInputs(
             torch.cat([ids, labels.masked_fill(~answered, self.pad_token_id)], 1),
             torch.cat([prompt, answered], 1),
-            torch.cat([prompt, torch.zeros_like(answered)], 1),
         )
 
     def _shift(self, labels: Tensor) -> Tensor:

@@ -71,8 +71,8 @@ class GainNetwork(PoolNetwork):
             return torch.stack([self.gate_weight(embedded, adapter) for adapter in range(int(self.count))], dim=-1)
 
     def embed(self, rows: dict[str, Tensor]) -> Tensor:
-        """p₀ (row, width): the mean input embedding of each row's tokens; of a causal model's, those of its prompt."""
-        mask = rows.get("prompt_mask", rows["attention_mask"]).bool()
+        """p₀ (row, width): the mean input embedding of each row's tokens."""
+        mask = rows["attention_mask"].bool()
         with torch.no_grad():
             embedded = self.classifier.encoder.get_input_embeddings()(rows["input_ids"]).to(self.down.dtype)
             token_weights = mask.to(embedded) / mask.sum(-1, keepdim=True)

@@ -117,14 +117,14 @@ class SaptNetwork(adapter_network.AdapterNetwork):
         return {one: known_answers.digest(self.pool.parameters_of(one)) for one in adapters}, known_answers.digest(rest)
 
     def vectors(self, rows: dict[str, Tensor]) -> Tensor:
-        """Return the query vectors (row, width) of rows; of a causal model's, what comes before the answer."""
+        """Return the query vectors (row, width) of rows."""
         if QUERY in rows:
             return rows[QUERY]
         mask = rows["attention_mask"].bool()
         inputs = {name: rows[name] for name in INPUTS if name in rows} | {"attention_mask": mask.long()}
         full_precision = torch.autocast(mask.device.type, enabled=False)
         with self.pool.use_weights(None), torch.no_grad(), full_precision:
-            return self.query_reader(inputs, rows.get("prompt_mask", mask).bool()).float()
+            return self.query_reader(inputs, mask).float()
 
     def forward(self, rows: dict[str, Tensor]) -> Tensor:
         answers = self.config.above_query and not self.training and self._forced is None and int(self.count) > 0
