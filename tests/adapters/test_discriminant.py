@@ -127,6 +127,24 @@ def test_features_that_do_not_vary_decide_nothing_unless_tasks_differ_in_them() 
     assert_close(fitted(*alike)(alike[0]), torch.full((3, 2), 0.5))
 
 
+def test_a_feature_that_hardly_varies_decides_nothing() -> None:
+    """It varies by a billionth of the others, as numbers do that are rounded, and by a thousandth in new rows."""
+    tasks = [drawn(index, width=3) for index in range(2)]
+    expected = fitted(*tasks)(tasks[0])
+    noise = torch.randn(30, 1, generator=torch.Generator().manual_seed(5))
+    rounded = [torch.cat([task, 1e-9 * (noise + index)], 1) for index, task in enumerate(tasks)]
+    assert_close(fitted(*rounded)(torch.cat([tasks[0], 1e-6 * noise], 1)), expected, atol=1e-3, rtol=0)
+
+
+def test_under_autocast_weights_keep_their_precision() -> None:
+    router, vectors = fitted(drawn(1), drawn(2)), drawn(3)
+    expected = router(vectors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = router(vectors)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
+
+
 def test_it_keeps_its_precision_when_the_model_is_cast_and_its_copies_are_others() -> None:
     router = fitted(drawn(1), drawn(2))
     expected = router(drawn(3))

@@ -83,6 +83,25 @@ def test_a_layer_of_gpt2() -> None:
     compare(layer(4, 2, base=base), drawn(3, 4, INPUTS), weights_of(3, 4))
 
 
+def test_what_a_block_adds_is_scaled_by_alpha_over_the_rank() -> None:
+    made, states = layer(2), drawn(3, 4, INPUTS)
+    added = run(made, states, torch.tensor([0.0, 0.5], dtype=torch.float64)) - made.base_layer(states)
+    expected = 0.5 * ALPHA / RANK * states @ made.adapters.A[1].T @ made.adapters.B[1].T
+    assert ALPHA > RANK > 1
+    torch.testing.assert_close(added, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_weights_may_change_in_place_and_be_used_in_inference_mode_first() -> None:
+    made, states, weights = layer(3, 2), drawn(3, 4, INPUTS), weights_of(3, 3).detach()
+    with torch.inference_mode():
+        run(made, states, weights)
+    made(states).sum().backward()
+    assert made.adapters.B[2].grad is not None
+    weights.copy_(weights.flip(1))
+    expected = reference.mixed(made.adapters, states, made.base_layer(states), weights)
+    torch.testing.assert_close(made(states), expected, rtol=1e-10, atol=1e-12)
+
+
 def test_states_that_are_not_contiguous() -> None:
     compare(layer(4, 3), drawn(4, 3, INPUTS).transpose(0, 1), weights_of(3, 4))
     compare(layer(4, 3), drawn(3, 4, 2 * INPUTS)[..., ::2], weights_of(3, 4))
@@ -104,6 +123,7 @@ def test_with_top_k_of_all_blocks_a_mix_is_dense() -> None:
     states, weights = drawn(3, 4, INPUTS), weights_of(3, 5)
     dense, all_of_them = layer(5, 4), layer(5, 4, top_k=4)
     assert torch.equal(run(dense, states, weights), run(all_of_them, states, weights))
+    compare(layer(5, 0, 3, top_k=4), states, weights)  # more than the frozen ones
 
 
 def test_old_blocks_that_are_detached_run_as_under_no_grad() -> None:

@@ -320,6 +320,7 @@ def test_texts_that_prompts_cannot_stand_before() -> None:
     with pool.use_weights(torch.ones(1)):
         with pytest.raises(UserError, match="length: expected texts of at most 9 tokens behind 3 of prompts, got 10"):
             found(torch.ones(1, 10, dtype=torch.long))
+        assert found(torch.ones(1, 9, dtype=torch.long)).last_hidden_state.shape == (1, 9, WIDTH)
         with pytest.raises(UserError, match=r"attention_mask: expected \(row, token\)"):
             found(IDS, MASK[:, None, None].double())
     with pool.use_weights(torch.ones(3, 1)), pytest.raises(UserError, match="prompts: expected one for each of 2 rows"):

@@ -59,6 +59,7 @@ def test_a_batch_of_one_has_a_target_over_blocks() -> None:
     assert torch.allclose(mean, torch.tensor([1 / 3, 2 / 3]))
 
 
+@pytest.mark.every_value
 @pytest.mark.parametrize("directions", [0, 2, 6])
 def test_a_density_has_the_moments_of_what_it_is_of(directions: int) -> None:
     random = torch.Generator().manual_seed(0)
@@ -74,6 +75,14 @@ def test_a_density_has_the_moments_of_what_it_is_of(directions: int) -> None:
     drawn = density.draw(20000, seed=1)
     assert torch.allclose(drawn.mean(0), vectors.mean(0), atol=0.1)
     assert torch.allclose(drawn.var(0), vectors.var(0), rtol=0.06)
+
+
+def test_few_rows_have_no_more_directions_than_their_degrees_of_freedom() -> None:
+    vectors = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    density = Density.of(vectors, 5)
+    assert density.directions.shape == (2, 6)
+    assert torch.allclose(density.directions.T @ density.directions, vectors.T.cov())
+    assert torch.allclose(density.spread, torch.zeros(6, dtype=torch.float64), atol=1e-6)
 
 
 def test_draws_are_their_seeds_and_keep_no_row() -> None:

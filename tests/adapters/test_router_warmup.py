@@ -1,5 +1,6 @@
 """Opening the gate: what is minimised, and what comes of it."""
 
+import copy
 import math
 
 import pytest
@@ -32,6 +33,21 @@ def test_what_is_minimised_counts_each_task_the_same() -> None:
         expected += (0.2 * math.log(0.2 / row[0]) + 0.8 * math.log(0.8 / row[1])) / 7
     earlier = [PastTask(*one) for one in zip(targets, old, strict=True)]
     assert warm_up_router(gate, own, earlier, steps=1, rate=1e-3) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_rate_rises_and_then_falls_to_nothing() -> None:
+    """Of five steps two are the warm-up: the rates are 1/2, 4/5, 3/5, 2/5 and 1/5 of the highest."""
+    gate = attention(2).double()
+    expected, rows = copy.deepcopy(gate), vectors(1.0).double()
+    optimizer = torch.optim.AdamW([one for one in expected.parameters() if one.requires_grad], weight_decay=0.0)
+    for rate in (5e-3, 8e-3, 6e-3, 4e-3, 2e-3):
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        (-expected(rows)[:, 1].log().mean()).backward()
+        optimizer.step()
+    warm_up_router(gate, rows, [], steps=5, rate=1e-2, warmup=0.4)
+    for name, value in expected.state_dict().items():
+        assert_close(gate.state_dict()[name], value, rtol=1e-9, atol=1e-9)
 
 
 def test_a_new_task_is_known_and_the_earlier_ones_still_are() -> None:

@@ -116,6 +116,10 @@ def test_a_decoder_is_weighed_by_its_prompt_not_by_its_answer(family: str) -> No
     assert_close(adapters.routing_weights(**batch, labels=labels), expected)
     assert_close(adapters.routing_weights(**batch, prompt_mask=prompt), expected)
     assert not torch.allclose(adapters.routing_weights(**batch), expected, atol=1e-3)
+    cut = torch.ones_like(prompt)
+    cut[:, 2:4] = False
+    shorter = adapters.routing_weights(input_ids=batch["input_ids"][:, :2])
+    assert_close(adapters.routing_weights(**{**batch, "attention_mask": cut.long()}, prompt_mask=prompt), shorter)
     with adapters.use_weights(expected.detach()):
         right = logits(adapters, batch)
     assert_close(logits(adapters, batch, labels=labels), right)

@@ -61,6 +61,18 @@ def test_rows_that_are_known_to_have_changed_narrow_the_interval() -> None:
     assert one(find_drops(counted[::-1])) == found, "the order of the rows is nothing"
 
 
+def test_rows_that_changed_are_those_of_the_scenario() -> None:
+    parts = [
+        two(95, 93, n=400, scenario=scenario).assign(lost=[0.0, lost, 0.0], gained=[0.0, lost - 8, 0.0])
+        for scenario, lost in (("til", 9.0), ("cil", 20.0))
+    ]
+    for frame in (pd.concat(parts), pd.concat(parts[::-1])):
+        for scenario, expected in zip(("til", "cil"), parts, strict=True):
+            alone = one(find_drops(expected, scenario=scenario))
+            assert one(find_drops(frame, scenario=scenario)) == alone
+    assert one(find_drops(parts[0])).ci_high < one(find_drops(parts[1], scenario="cil")).ci_high
+
+
 def test_a_drop_within_the_margin_is_none() -> None:
     assert check(two(95, 94.5, n=10)) == []
     assert check(two(95, 94, n=10**6)) == []

@@ -247,6 +247,14 @@ def test_a_projection_preserves_dot_products_within_its_error() -> None:
     assert float(errors.abs().max()) > 0
 
 
+def test_numbers_that_share_a_feature_have_signs_of_their_own() -> None:
+    """Else the products of vectors without a common number would all have one sign: 64, not within ±4·√64."""
+    first, second = torch.zeros(2, 256)
+    first[:64], second[64:128] = 1.0, 1.0
+    assert abs(float(project(first, 64) @ project(second, 64))) < 32
+    assert float(project(first, 64) @ project(first, 64)) == 64
+
+
 def test_long_gradients_are_projected_and_short_ones_kept() -> None:
     module = regression()
     exact = compute_gradients(module, BY_HAND, squared, count, max_features=3)

@@ -99,6 +99,7 @@ def test_sparse_replay_in_a_short_run_is_fine_tuning() -> None:
         ((2.0, -1.0), (0.0, 2.0), (2.0, 0.0)),
         ((3.0, -1.0), (-1.0, 1.0), (1.0, 1.0)),
         ((1.0, 2.0), (1.0, 0.0), (1.0, 2.0)),
+        ((1.0, 2.0), (0.5, 0.0), (1.0, 2.0)),
         ((1.0, 2.0), (-2.0, 1.0), (1.0, 2.0)),
         ((1.0, 2.0), (0.0, 0.0), (1.0, 2.0)),
     ],
@@ -146,6 +147,25 @@ def test_the_reference_is_the_gradient_of_the_memory_batch_s_mean_loss(micro: in
     assert torch.equal(torch.random.get_rng_state(), chance)
     for one, gradient, other in zip(parameters, before, reference, strict=True):
         torch.testing.assert_close(one.grad, gradient - along / square * other, rtol=1e-6, atol=1e-8)
+
+
+def test_the_reference_has_the_dropout_of_its_step_whatever_was_drawn_before() -> None:
+    """Processes have drawn different numbers for their rows, and must project alike."""
+    method: AGem = of("agem")
+    learner = make_learner(stream(), method, loaded(dropout=0.3), ONE, seed=1)
+    method.after_task(learner, 0)
+    learner.task = 1
+    (stage,) = method.phases(learner, 1)
+    assert stage.transform_gradients is not None
+    vectors = learner.network.train().get_parameter("classifier.head.vectors")
+    found = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        vectors.grad = torch.linspace(-1, 1, vectors.numel()).view_as(vectors)
+        stage.transform_gradients(learner.network, 3)
+        found.append(vectors.grad)
+    assert not torch.equal(found[0], torch.linspace(-1, 1, vectors.numel()).view_as(vectors))
+    assert torch.equal(found[0], found[1])
 
 
 def test_only_what_a_step_trains_is_corrected() -> None:

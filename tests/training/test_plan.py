@@ -120,6 +120,11 @@ def test_some_learn_faster_than_others() -> None:
     }
 
 
+def test_the_optimizer_has_the_constants_of_the_plan() -> None:
+    (group,) = adamw(nn.Linear(2, 2), replace(PLAN, betas=(0.8, 0.7), adam_epsilon=1e-3)).param_groups
+    assert (group["betas"], group["eps"]) == ((0.8, 0.7), 1e-3)
+
+
 def test_the_optimizer_is_fused() -> None:
     (group,) = adamw(nn.Linear(2, 2), PLAN).param_groups
     assert group["fused"] is True
@@ -154,7 +159,7 @@ def test_fields_that_may_not(field: str, value: Any) -> None:
 
 def test_more_steps_at_a_constant_rate() -> None:
     plan = replace(PLAN, lr_scheduler_type="constant")
-    for steps in (200, 60):
+    for steps in (200, 60, 50):
         replace(plan, max_steps=steps).check_resumes(plan.to_dict(), 50)
     with pytest.raises(UserError, match="max_steps: the run in this folder has 100, got 49"):
         replace(plan, max_steps=49).check_resumes(plan.to_dict(), 50)

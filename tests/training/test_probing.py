@@ -1,6 +1,7 @@
 """Fitting and predicting: deterministic, from the kept states, and able to learn."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from regard.training import (
     predict,
     score,
 )
+from regard.training.probing import optimize
 from tests.training.dense import dense_rows
 
 from .conftest import LENGTH, SAMPLES, WORDS, Inputs
@@ -43,6 +45,29 @@ def fitted(kind: Any, states: States, inputs: Inputs, settings: ProbeConfig, see
 
 def weights(probe: torch.nn.Module) -> Tensor:
     return torch.cat([one.detach().flatten() for one in probe.parameters()])
+
+
+def test_steps_are_those_of_adam_with_an_l2_penalty() -> None:
+    """Two steps an epoch of a (w − b)², of two weights, the second with a rate and a penalty of its own."""
+    batches, settings = ((1.0, 3.0), (2.0, -1.0)), replace(SETTINGS, learning_rate=0.1, weight_decay=0.5, epochs=2)
+    parts = [torch.nn.Parameter(torch.tensor(value, dtype=torch.float64)) for value in (2.0, -1.0)]
+
+    def losses(epoch: int) -> Iterator[Tensor]:
+        for a, b in batches:
+            yield sum((a * (part - b).square() for part in parts), torch.zeros(()))
+
+    groups: list[dict[str, object]] = [{"params": parts[:1]}, {"params": parts[1:], "lr": 0.2, "weight_decay": 0.0}]
+    history = optimize(groups, settings, losses, 0, "cpu", None)
+    expected = [0.0, 0.0]
+    for part, start, rate, penalty in zip(parts, (2.0, -1.0), (0.1, 0.2), (0.5, 0.0), strict=True):
+        w, mean, square = start, 0.0, 0.0
+        for step, (a, b) in enumerate(batches * 2, start=1):
+            expected[(step - 1) // 2] += a * (w - b) ** 2 / 2
+            gradient = 2 * a * (w - b) + penalty * w
+            mean, square = 0.9 * mean + 0.1 * gradient, 0.999 * square + 0.001 * gradient**2
+            w -= rate * mean / (1 - 0.9**step) / ((square / (1 - 0.999**step)) ** 0.5 + 1e-8)
+        assert float(part.detach()) == pytest.approx(w, rel=1e-9)
+    assert history == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", CLASSES)

@@ -169,6 +169,17 @@ def test_what_is_kept_free_is_what_the_gate_has_read(measure: str) -> None:
         np.testing.assert_allclose(network.get_buffer(f"free_{name}").numpy(), expected, rtol=0, atol=1e-8)
 
 
+def test_the_share_that_is_kept_free_grows_with_the_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From ε = 0.6 in the first task by (1 − ε)/T with each, of T = 3."""
+    method, shares = made("gainlora", gate_hidden_size=5, threshold=0.6), []
+    learner = precise(method, task=0)
+    monkeypatch.setattr(GainNetwork, "finish_gate", lambda _self, _adapter, _squares, share: shares.append(share))
+    for task in range(3):
+        learner.network_as(GainNetwork).start_adapter(task)
+        method.after_task(learner, task)
+    assert shares == pytest.approx([0.6, 0.6 + 0.4 / 3, 0.6 + 0.8 / 3])
+
+
 @pytest.mark.parametrize("measure, most", [("paper", 0.25), ("released", 0.35)])
 def test_after_two_tasks_the_second_block_is_for_the_second_task(
     measure: str, most: float, monkeypatch: pytest.MonkeyPatch
