@@ -267,8 +267,10 @@ def test_checkpointed_layers_have_the_same_gradients() -> None:
         if checkpointing:
             getattr(found, "activation_checkpointing_enable", found.gradient_checkpointing_enable)()
         weights = shares(2, 3).requires_grad_()
+        own = [getattr(part, "_gradient_checkpointing_func", None) for part in found.modules()]
         with pool.use_weights(weights):
             found(IDS, use_cache=False).logits.square().sum().backward()
+        assert own == [getattr(part, "_gradient_checkpointing_func", None) for part in found.modules()]
         return [part.grad for part in (weights, *pool.parameters_of(2)) if part.grad is not None]
 
     plainly, again = gradients(False), gradients(True)

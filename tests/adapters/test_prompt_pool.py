@@ -208,6 +208,18 @@ def test_prompts_of_which_some_are_padding(kind: str) -> None:
         torch.testing.assert_close(alone, expected)
 
 
+def test_a_cache_goes_on_behind_prompts_of_which_some_are_padding() -> None:
+    found, pool = pooled("llama")
+    both, real = pool.prompts.concatenate([1, 0])[None].expand(2, -1, -1), torch.ones(2, 2 * LENGTH, dtype=torch.bool)
+    real[1, :LENGTH] = False
+    cache = DynamicCache(config=found.config)
+    with pool.prepend(both, real), torch.no_grad():
+        whole = found(input_ids=IDS).logits
+        found(input_ids=IDS[:, :3], **behind(cache), use_cache=True)
+        last = found(input_ids=IDS[:, 3:], **behind(cache), use_cache=True).logits
+    torch.testing.assert_close(last, whole[:, 3:])
+
+
 def test_only_what_is_open_gets_a_gradient() -> None:
     found, pool = pooled("bert")
     with pool.use_weights(torch.ones(2)):

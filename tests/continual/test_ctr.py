@@ -142,7 +142,11 @@ def test_an_old_task_is_computed_as_before() -> None:
                 one.copy_(one.sign())
     old, new = site([0] * 3, [4] * 3), site([1] * 3, [4] * 3)
     before, was = module(states, old), module(states, new)
-    module.guard([mask.detach() for mask in module.masks(0, 140.0)])
+    first, second = (mask.detach() for mask in module.masks(0, 140.0))
+    module.guard([first, second])
+    free = module.layers[1].guarded[0]  # type: ignore[index,union-attr]
+    assert torch.equal(free, 1 - second[:, None] * first), "what comes from a neuron that is closed is free"
+    assert 0 < float(first.sum()) < len(first)
     train(module, lambda: (module(states, new) - 1).square().sum())
     module.release()
     assert torch.equal(module(states, old), before)

@@ -15,6 +15,7 @@ from regard.continual.methods import METHODS
 from regard.continual.methods.osf import OsfConfig, OsfNetwork, SubspaceLayer
 from regard.continual.run import make_learner, run_stream
 from regard.errors import UserError
+from tests.continual import small_text_tasks
 from tests.continual.methods.adapter_networks import copied, short
 from tests.continual.small_tasks import BUDGET, loaded
 
@@ -104,6 +105,25 @@ def test_more_is_held_the_more_tasks_have_been(config: OsfConfig, shares: list[f
 def begun(**said: Any) -> tuple[Any, Learner]:
     method = METHODS["osf"](METHODS["osf"].Config.parse(said))
     return method, make_learner(short(2), method, loaded(dropout=0.0), BUDGET, seed=1)
+
+
+def test_the_first_of_two_tasks_holds_nothing_and_the_second_half() -> None:
+    method, learner = begun()
+    layers = learner.network_as(OsfNetwork).layers
+    for task, share in enumerate((0.0, 0.5)):
+        method.before_task(learner, task)
+        held = [int(layer.U_held.any(0).sum()) for layer in layers]
+        assert held == [int(share * min(layer.U.shape[0], layer.V.shape[1])) for layer in layers]
+
+
+def test_the_output_embeddings_of_a_language_model_are_left_alone() -> None:
+    texts = small_text_tasks.stream(2, 2)
+    model = small_text_tasks.loaded("llama")
+    learner = make_learner(texts, METHODS["osf"](), model, small_text_tasks.BUDGET, seed=1)
+    replaced = [name for name, part in learner.network.named_modules() if isinstance(part, SubspaceLayer)]
+    linear = [name for name, part in model.model.named_modules() if isinstance(part, nn.Linear)]
+    assert "lm_head" in linear
+    assert {name.removeprefix("classifier.encoder.") for name in replaced} == {*linear} - {"lm_head"}
 
 
 def test_a_second_task_leaves_the_strong_directions_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.continual.learner import Learner
+from regard.continual.methods import seekr
 from regard.continual.methods.seekr import (
     Seekr,
     SeekrNetwork,
@@ -199,6 +200,17 @@ def test_what_is_in_the_memory_no_more_leaves_nothing_behind() -> None:
     names = {tuple(map(int, name.split("/")[1:])) for name in method.state.tensors if "/" in name}
     assert names == items
     assert len(method.state.tensors) == 2 * len(items) + 1
+
+
+def test_importance_adds_up_over_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    method, learner, _ = begun()
+    found = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[0.5, 0.0], [0.0, 0.5]])]
+    monkeypatch.setattr(seekr, "head_importance", lambda *_: found[learner.task])
+    for task in range(2):
+        learner.task = task
+        method.before_task(learner, task)
+        method.after_task(learner, task)
+    assert method.state.tensors["importance"].tolist() == [[1.5, 2.0], [3.0, 4.5]]
 
 
 @pytest.mark.exhaustive
