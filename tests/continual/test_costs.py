@@ -7,12 +7,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from regard.attention.flops import flop_counter
 from regard.continual import run as running
-from regard.continual.costs import FirstStep, TaskCost, measure_flops
+from regard.continual.costs import FirstStep, TaskCost, _fit_line, measure_flops
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.methods.baselines import Finetune
@@ -49,6 +50,23 @@ def learnt(name: str, of: Stream | None = None, **config: Any) -> RunState:
 
 def flops(ran: RunState) -> list[float]:
     return [row["flops"] for row in ran.rows["cost"]]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "tokens, work, expected",
+    [
+        ([1, 2, 3], [5, 7, 9], (2, 3)),
+        ([1, 2, 3], [9, 6, 3], (0, 6)),  # not −3 a token
+        ([1, 2, 3], [0, 2, 7], (1.5, 0)),  # not 3.5 a token, and −4 a piece
+        ([4, 4, 4], [8, 8, 8], (2, 0)),
+        ([1, 3], [5, 7], (3, 0)),  # two pieces tell no line from chance
+    ],
+)
+def test_the_work_of_pieces_is_a_line_that_is_nowhere_below_nothing(
+    tokens: list[float], work: list[float], expected: tuple[float, float]
+) -> None:
+    assert _fit_line(np.array(tokens, dtype=float), np.array(work, dtype=float)) == pytest.approx(expected)
 
 
 def test_a_gradient_of_the_memory_is_counted() -> None:

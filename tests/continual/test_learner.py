@@ -114,6 +114,18 @@ def test_an_epoch_has_each_row_once() -> None:
         assert all(len(rows["labels"]) == 4 for rows in drawn)
 
 
+def test_all_tasks_together_have_the_least_number_of_steps_of_each_and_no_limit() -> None:
+    """An epoch has 11 steps, of 42 rows, and 3 of the last task alone."""
+    budget = replace(BUDGET, num_epochs=1, min_steps=7, default_max_steps=9)
+    for name, expected in (("joint", 3 * 7), ("finetune", 7)):
+        method = METHODS[name]()
+        one = make_learner(stream(), method, loaded(), budget, seed=1)
+        one.task = 2
+        (phase,) = method.phases(one, 2)
+        assert len(one.items(2)) == 12
+        assert method.batches(one, 2, phase).steps == expected
+
+
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
     tuning, probing = one.fine_tuning_phase(), one.probing_phase(num_epochs=7)

@@ -10,7 +10,7 @@ from torch import Tensor
 from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
-from tests.continual.small_tasks import BUDGET, loaded
+from tests.continual.small_tasks import BUDGET, loaded, stream
 from tests.continual.together import made, two_tasks
 
 NAMES = sorted(name for name, kind in METHODS.items() if kind.restores_other_classes)
@@ -45,3 +45,18 @@ def test_other_classes_are_as_before_a_task(name: str, restores: bool, monkeypat
         same = all(torch.equal(new[~own], old[~own]) for new, old in zip(after, before, strict=True))
         assert same == restores
         assert not all(torch.equal(new[own], old[own]) for new, old in zip(after, before, strict=True))
+
+
+def test_classes_that_no_earlier_task_has_begin_as_at_the_start() -> None:
+    """Those of the task at hand among them: weight decay has moved them in the tasks before."""
+    learner = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1)
+    before = class_vectors(learner)
+    learner.task = 1
+    with torch.no_grad():
+        for value in learner.network.classifier.head.parameters():
+            value.add_(1)
+    learner.reset_unseen_classes()
+    earlier = learner.task_classes[0]
+    for old, new in zip(before, class_vectors(learner), strict=True):
+        assert torch.equal(new[~earlier], old[~earlier])
+        torch.testing.assert_close(new[earlier], old[earlier] + 1)

@@ -93,6 +93,17 @@ def test_the_weights_are_those_of_the_paper() -> None:
     assert torch.allclose(found, weights_written_out(learner.network_as(SaptNetwork), rows), atol=1e-6)
 
 
+def test_query_vectors_of_training_rows_are_in_the_order_of_the_rows() -> None:
+    """They are read by length."""
+    learner, method = begun()
+    items = learner.items(1)
+    lengths = [learner.length(item) for item in items]
+    found = method._training_vectors(learner, 1)
+    expected = torch.cat([learner.network_as(SaptNetwork).vectors(learner.rows([item])) for item in items])
+    assert lengths != sorted(lengths)
+    torch.testing.assert_close(found, expected)
+
+
 def test_targets_are_mean_weights_over_the_rows_of_the_task() -> None:
     learner, method = begun()
     learner.task = 0

@@ -77,8 +77,10 @@ def test_training_rows_are_found_out_and_what_is_drawn_as_they_were_is_not() -> 
 
 
 def test_of_an_even_number_the_median_is_between_the_two_in_the_middle() -> None:
-    trained, held_out, stand_ins = (torch.tensor(places)[:, None] for places in ([0.0], [1.0, 3.0], [2.0, 4.0]))
-    assert measure_privacy(stand_ins, trained, held_out).nearest == 3 / 2
+    trained, held_out, stand_ins = (
+        torch.tensor(places)[:, None] for places in ([0.0], [1, 3, 9, 2.0], [2, 4, 30, 3.0])
+    )
+    assert measure_privacy(stand_ins, trained, held_out).nearest == pytest.approx(3.5 / 2.5)
 
 
 def test_a_density_with_more_directions_than_its_rows_tell_of_tells_of_the_rows() -> None:
