@@ -393,6 +393,8 @@ def test_all_that_is_trained_gets_a_gradient() -> None:
         trained = {name for name, one in network.named_parameters() if one.requires_grad}
         assert ("plugins.0.sharing.routes.1" in trained) == (task == 1)
         assert ("plugins.0.specific.tasks.0.0" in trained) == (task == 0)
+        held = [part.guarded is not None for part in network.modules() if isinstance(part, GuardedLinear)]
+        assert held == [task == 1] * 8, "what the first task uses is held in the second"
         method.after_task(learner, task)
 
 

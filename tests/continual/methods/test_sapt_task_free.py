@@ -241,6 +241,23 @@ def test_a_block_stands_for_all_of_its_rows() -> None:
     assert of_new >= 5
 
 
+def test_what_a_block_is_held_to_goes_by_the_rows_of_its_portions() -> None:
+    learner, method = begun(recurring())
+    network = learner.network_as(TaskFreeNetwork)
+    network.start_adapter(1)
+    network.given[AGAIN] = 0
+    stored = method._training_vectors(learner, 0)[:5].clone()
+    method.state.tensors["vectors/0"], method.state.values["seen/0"] = stored, 72
+    method.after_task(learner, AGAIN)
+    found = method._training_vectors(learner, AGAIN)
+    with torch.no_grad():
+        expected = (24 * network.router(found).mean(0) + 72 * network.router(stored).mean(0)) / 96
+        even = (network.router(found).mean(0) + network.router(stored).mean(0)) / 2
+    assert len(found) == 24
+    torch.testing.assert_close(method.state.tensors["target/0"], expected)
+    assert not torch.allclose(expected, even)
+
+
 def test_what_is_kept_of_portions_goes_by_their_rows() -> None:
     learner, method = begun(recurring(), memory_size=8)
     found = torch.arange(30.0)[:, None]
