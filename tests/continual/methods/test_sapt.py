@@ -539,6 +539,17 @@ def test_no_adapter_reads_more_rows_than_show_that_another_is_better(least: int)
         assert read[adapter] == min(sum(one <= sum(losses[best]) for one in sums), len(batches))
 
 
+def test_an_adapter_under_which_a_loss_is_no_number_is_not_begun_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor taken for the best because no other is less."""
+    learner, _ = begun()
+    network = learner.network_as(SaptNetwork)
+    network.start_adapter(2)
+    for without in range(3):
+        losses = [math.nan if adapter == without else 1.0 + adapter for adapter in range(3)]
+        monkeypatch.setattr(learner, "cross_entropy", lambda *_, losses=losses: losses[network._forced])
+        assert choose_initial_adapter(learner, 2, 2, 64, range(2)) == (1 if without == 0 else 0)
+
+
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("reflects", ["real", "density"])

@@ -62,6 +62,16 @@ def test_the_generator_is_asked_and_says_the_definition_the_mark_and_the_input()
     assert asked == {QUESTION}
 
 
+def test_rows_that_fill_up_the_last_batch_of_an_epoch_count_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, given = started(), dict[str, Any]()
+    rows = encode_samples(learner, 0, find_frame(defined("animals")))
+    size = len(rows) - 1
+    monkeypatch.setattr(generator.training, "train", lambda *_, **options: given.update(options))
+    generator._train(learner, nn.Module(), rows, replace(RECIPE, batch_size=size), 1)  # type: ignore[arg-type]
+    answered = [(given["batch"](step)["labels"] != IGNORE_INDEX).any(1).tolist() for step in range(2)]
+    assert sorted(answered) == [[True] + [False] * (size - 1), [True] * size]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["t5", "gpt2", "llama"])
