@@ -313,6 +313,8 @@ def test_texts_that_do_not_fit_are_refused_before_anything_is_learnt() -> None:
         made(L2pConfig(pool_size=4, prompt_length=3, top_k=3))
     with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 27"):
         made(L2pConfig(pool_size=4, prompt_length=9, top_k=3))
+    just = 16 - longest
+    assert made(L2pConfig(pool_size=just, prompt_length=1, top_k=just))[0].network_as(L2pNetwork).room == longest
 
 
 class Deaf(BertModel):
