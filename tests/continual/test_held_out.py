@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from regard.continual import held_out
 from regard.continual.held_out import KL, make_held_out
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner, run_stream
@@ -81,6 +82,18 @@ def test_each_method_is_compared_with_the_untaught_model(name: str, text: str) -
     assert [row["after_task"] for row in rows] == [1, 2]
     assert rows[-1]["value"] > 0
     assert rows[-1]["standard_error"] >= 0
+
+
+def test_the_standard_error_is_over_windows(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    method = METHODS["finetune"]()
+    learner = make_learner(stream(2, 2), method, lively("t5"), BUDGET, seed=1)
+    measure = make_held_out(learner, text, samples=4)
+    values = torch.tensor([1.0, 2.0, 3.0, 6.0], dtype=torch.float64)  # of variance 14/3
+    for many, error in ((4, (14 / 3 / 4) ** 0.5), (1, None)):
+        monkeypatch.setattr(held_out, "measure_kl", lambda *_, many=many: values[:many])
+        (row,) = measure(learner, 1)
+        assert (row["value"], row["n"]) == (float(values[:many].mean()), many)
+        assert row["standard_error"] == (None if error is None else pytest.approx(error))
 
 
 def test_adapters_of_peft_are_switched_off(text: str) -> None:
