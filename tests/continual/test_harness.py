@@ -84,6 +84,19 @@ def test_a_long_text_is_scored_in_windows_of_the_harness(monkeypatch: pytest.Mon
 
 
 @torch.no_grad()
+def test_an_answer_that_is_cut_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of five tokens four fit a decoder of five positions, behind the last token of the prompt."""
+    run, prompt, answer = learner(), [4, 22], [5, 17, 9, 6, 23]
+    monkeypatch.setattr(harness, "_maximum_length", lambda _: 5)
+    with run.evaluation_mode():
+        ((score, _),) = _score_continuations(run, [(prompt, answer[:4])])
+        with pytest.warns(UserWarning, match="evaluate: 1 of 2 answers are longer than the model takes; their beginn"):
+            (cut, _), (whole, _) = _score_continuations(run, [(prompt, answer), (prompt, answer[:4])])
+    assert cut == whole == pytest.approx(score, rel=1e-6)
+    assert score == pytest.approx(by_hand(run.generator.encoder.eval(), prompt[1:], answer[:4])[0], rel=1e-5)
+
+
+@torch.no_grad()
 def test_the_answer_takes_no_room_of_the_prompt_of_an_encoder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "_maximum_length", lambda _: 6)
     prompt = [4, 22, 5, 17, 9, 6, 23]

@@ -47,6 +47,19 @@ def test_other_classes_are_as_before_a_task(name: str, restores: bool, monkeypat
         assert not all(torch.equal(new[own], old[own]) for new, old in zip(after, before, strict=True))
 
 
+def test_a_matrix_as_high_as_there_are_classes_is_none_of_them() -> None:
+    """The scaling of pre-scaling heads, of as many features as classes, kept rows of before the task."""
+    learner = make_learner(stream(), METHODS["prescale"](), loaded(), BUDGET, seed=1)
+    head, classes = learner.network.classifier.head, len(learner.stream.classes)
+    head.key = torch.nn.Parameter(torch.zeros(classes, classes))
+    with learner.restoring_other_classes(), torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(1)
+    assert torch.equal(head.key, torch.ones(classes, classes))
+    own = learner.task_classes[0]
+    assert torch.equal(head.bias, own.to(head.bias))
+
+
 def test_classes_that_no_earlier_task_has_begin_as_at_the_start() -> None:
     """Those of the task at hand among them: weight decay has moved them in the tasks before."""
     learner = make_learner(stream(), METHODS["finetune"](), loaded(), BUDGET, seed=1)

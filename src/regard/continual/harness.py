@@ -12,7 +12,7 @@ from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner, make_batch
 from regard.data.tokenizers import tokenize_once, tokenize_text
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
 
@@ -155,6 +155,8 @@ def _score_continuations(
     """Return the log-likelihood of each continuation, and whether it is the greedy one; the longest are read first."""
     limit, results = _maximum_length(learner), dict[int, tuple[float, bool]]()
     shares = _shared_positions(learner)
+    if limit is not None and (cut := sum(len(answer) > limit - shares for _, answer in pairs)):
+        warn_user(f"evaluate: {cut} of {len(pairs)} answers are longer than the model takes; their beginning is scored")
     order = sorted(range(len(pairs)), key=lambda index: -len(pairs[index][0]) - len(pairs[index][1]))
     size = learner.budget.eval_batch_size
     for start in range(0, len(order), size):

@@ -57,26 +57,27 @@ class Learner:
 
         Weight decay has moved them, by how much depends on what was learnt before; a run that goes on has not had them.
         """
-        head = getattr(self.network.classifier, "head", None)
         unseen = ~self.task_classes[: self.task].any(0)
-        for name in ("vectors", "bias"):
-            parameter = getattr(head, name, None)
-            if isinstance(parameter, nn.Parameter):  # a head of label texts has vectors that are no parameters
-                rows = unseen.to(parameter.device)
-                parameter[rows] = self.start[f"classifier.head.{name}"].to(parameter)[rows]
+        for name, parameter in self._class_parameters().items():
+            rows = unseen.to(parameter.device)
+            parameter[rows] = self.start[f"classifier.head.{name}"].to(parameter)[rows]
 
     @contextmanager
     def restoring_other_classes(self) -> Iterator[None]:
         """Give all classes but those of the task what the head had of them before: weight decay moves them as well."""
-        head = getattr(self.network.classifier, "head", None)
-        parameters = head.parameters() if isinstance(head, nn.Module) else ()
-        by_class = [parameter for parameter in parameters if len(parameter) == self.task_classes.shape[1]]
-        before = [parameter.detach().clone() for parameter in by_class]
+        by_class = self._class_parameters()
+        before = {name: parameter.detach().clone() for name, parameter in by_class.items()}
         yield
         with torch.no_grad():
-            for parameter, vectors in zip(by_class, before, strict=True):
+            for name, parameter in by_class.items():
                 rows = ~self.task_classes[self.task].to(parameter.device)
-                parameter[rows] = vectors.to(parameter)[rows]
+                parameter[rows] = before[name].to(parameter)[rows]
+
+    def _class_parameters(self) -> dict[str, nn.Parameter]:
+        """Return what trains in the head with a row for each class; a head of label texts has none."""
+        head = getattr(self.network.classifier, "head", None)
+        parameters = {name: getattr(head, name, None) for name in ("vectors", "bias")}
+        return {name: value for name, value in parameters.items() if isinstance(value, nn.Parameter)}
 
     def network_as(self, network_class: type[NetworkT]) -> NetworkT:
         assert isinstance(self.network, network_class), f"{type(self.network).__name__} is no {network_class.__name__}"
