@@ -310,3 +310,14 @@ def test_a_model_that_is_computed_again_as_a_whole_counts_once(use_reentrant: bo
     with regard.watching(model, ["column_mass", "hidden_norm"]) as expected, torch.no_grad():
         model(inputs_embeds=states.repeat(2, 1, 1), use_cache=False)
     pandas.testing.assert_frame_equal(watch.frame(), expected.frame())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_forward_that_a_hook_of_the_backward_pass_begins_is_refused(own: bool) -> None:
+    model = nn.Sequential(nn.Embedding(20, 8), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)) if own else None
+    model = make_model() if model is None else model
+    with regard.watching(model, "entropy"):
+        output = model(IDS) if own else model(input_ids=IDS).last_hidden_state
+        output.register_hook(lambda _gradient: (model(IDS), None)[1])
+        with pytest.raises(UserError, match="that a hook of a backward pass begins"):
+            output.sum().backward()

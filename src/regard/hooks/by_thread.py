@@ -1,13 +1,17 @@
 """What a forward leaves for its layers, by the thread that computes it: one model may serve several threads at once."""
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
+import torch.utils.checkpoint
 
 from regard.attention.tracing import is_traced
+from regard.errors import UserError
 
 State = TypeVar("State")
 
@@ -17,6 +21,32 @@ def is_in_backward() -> bool:
     return _find_backward() != _NONE
 
 
+def is_computed_again(name: str) -> bool:
+    """Return whether this thread is in a backward pass, which computes the forward of a stack of this name again.
+
+    It does so in a function with a backward of its own, or in `torch.utils.checkpoint`, as the Python stack shows.
+
+    Raises:
+        UserError: A hook of the backward pass has begun the forward.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    if not is_in_backward():
+        return False
+    while frame is not None and frame.f_code is not _BEGINS_BACKWARD:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__ or frame.f_code in _COMPUTE_AGAIN:
+            return True
+        frame = frame.f_back
+    raise UserError(
+        f"cannot observe a forward of {name} that a hook of a backward pass begins; call the model outside of it"
+    )
+
+
+_BEGINS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_COMPUTE_AGAIN = frozenset(
+    function.__code__
+    for name, function in vars(torch.autograd.function.BackwardCFunction).items()
+    if name in ("apply", "apply_boxed")
+)
 _NONE = -1
 
 

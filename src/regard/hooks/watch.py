@@ -19,7 +19,7 @@ from regard.attention.operator import reduce
 from regard.attention.reduction import ReductionRequest
 from regard.errors import UserError, warn_user
 from regard.hooks.attention_function import Observer
-from regard.hooks.by_thread import is_in_backward
+from regard.hooks.by_thread import is_computed_again
 from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.encoder_tokens import EncoderTokens
 from regard.hooks.forward_pass import ForwardContext
@@ -179,8 +179,8 @@ class Watch(Observer, Readings):
     def _begin_forward(
         self, sequences: Sequences, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        if is_in_backward():
-            return  # it was counted, and is computed again, as a checkpoint around the model does
+        if is_computed_again(sequences.name):
+            return  # it was counted, as where a checkpoint is around the model
         root_tokens = self._root.of_stack(module)
         forward = ForwardContext.from_arguments(module, args, kwargs, sequences.last, root_tokens)
         forward.copy_inputs()
@@ -199,7 +199,7 @@ class Watch(Observer, Readings):
         self._calls_before[sequences.stack.path] = self._calls
 
     def _end_forward(self, sequences: Sequences, module: nn.Module, _args: Any, output: Any) -> None:
-        if is_in_backward():
+        if is_computed_again(sequences.name):
             return
         is_open = sequences.forward is not None
         self._handed_on.pop(sequences.stack.path, None)
