@@ -262,3 +262,20 @@ def test_a_difference_without_effect_refuses_nothing() -> None:
     assert fidelity._find_difference(model, own, routed, tracer, {}) is None
     routed = fidelity._Pass({module: [(states[0], states[1])]}, states[1])
     assert "layers.0.self_attn" in str(fidelity._find_difference(model, own, routed, tracer, {}))
+
+
+@torch.no_grad()
+def test_weights_may_be_those_of_something_else() -> None:
+    """FSDP flattens them into parameters of its own; the model has none, and ended in a RuntimeError."""
+    model = model_of("Llama")
+    for module in model.modules():
+        weights = {name: None if weight is None else weight.data for name, weight in module._parameters.items()}
+        module._parameters.clear()
+        vars(module).update(weights)
+    ids = torch.arange(12).reshape(2, 6)
+    with watching(model, "column_mass") as watch:
+        model(ids)
+    other = model_of("Llama")
+    with watching(other, "column_mass") as whole:
+        other(ids)
+    assert watch.frame().equals(whole.frame())

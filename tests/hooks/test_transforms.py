@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers as tf
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.hooks import attention_function, replacing, watching
@@ -61,6 +61,31 @@ def test_a_map_over_rows_is_refused_in_one_line(mistral: Any) -> None:
     problem = "cannot observe MistralAttention inside this transform of torch.func: expected a forward of plain"
     with pytest.raises(UserError, match=problem), watching(mistral, "column_mass", verify=False):
         torch.vmap(run)(states(mistral))
+
+
+class Nests(nn.Sequential):
+    """Makes a nested tensor of its states, as for rows of several lengths, before it encodes them."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        states = self[0](ids)
+        output: Tensor = self[1](torch.nested.nested_tensor(list(states), layout=torch.jagged))
+        return output
+
+
+@torch.no_grad()
+def test_nested_tensors_and_a_map_over_rows_of_ones_own_module_are_refused_in_one_line() -> None:
+    """They ended in an AttributeError, and in PyTorch's words on control flow."""
+    layers = nn.Embedding(20, 8), nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
+    ids, nests, model = torch.arange(12).reshape(2, 6), Nests(*layers).eval(), nn.Sequential(*layers).eval()
+    nested = torch.nested.nested_tensor(list(ids), layout=torch.jagged)
+    problem = "cannot observe {}: it reads a nested tensor; expected padded rows, and their mask"
+    with watching(model, "entropy"), pytest.raises(UserError, match=problem.format("Sequential")):
+        model(nested)
+    with watching(nests, "entropy"), pytest.raises(UserError, match=problem.format("Nests")):
+        nests(ids)
+    problem = "cannot observe Sequential inside of torch.vmap; expected a forward of a batch in its place"
+    with watching(model, "entropy"), pytest.raises(UserError, match=problem):
+        torch.vmap(lambda row: model(row[None]))(ids)
 
 
 def test_another_attention_inside_a_transform_is_refused_in_one_line(mistral: Any) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention.tracing import is_traced
+from regard.errors import UserError
 from regard.hooks.caches import rename_cache
 
 CHOICE_AXES = 3
@@ -42,6 +44,15 @@ def _join_choices(arguments: dict[str, Any]) -> dict[str, Any]:
         return arguments
     of_ids = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.shape == ids.shape]
     return arguments | {name: arguments[name].flatten(0, 1) for name in of_ids}
+
+
+def check_inputs(name: str, values: Iterable[Any]) -> None:
+    """Raise a UserError for arguments of which no number can be read: nested tensors, and those inside of vmap."""
+    for value in values:
+        if isinstance(value, Tensor) and value.is_nested:
+            raise UserError(f"cannot observe {name}: it reads a nested tensor; expected padded rows, and their mask")
+        if isinstance(value, Tensor) and torch._C._functorch.is_batchedtensor(value):
+            raise UserError(f"cannot observe {name} inside of torch.vmap; expected a forward of a batch in its place")
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:

@@ -173,8 +173,13 @@ def _key(model: nn.Module) -> str | None:
     names = _names(model)
     if not hosts or any(name in NAMES for name in names):
         return None
-    parts = [(type(host).__qualname__, *_describe(host.config), str(host.dtype)) for host in hosts]
+    parts = [(type(host).__qualname__, *_describe(host.config), _dtypes(host)) for host in hosts]
     return hashlib.sha256(repr((names, parts)).encode()).hexdigest()
+
+
+def _dtypes(host: nn.Module) -> list[str]:
+    """Return the types of a model's weights; none if something else holds them, as FSDP does."""
+    return sorted({str(weight.dtype) for weight in host.parameters()})
 
 
 def _describe(config: PreTrainedConfig) -> tuple[str, list[tuple[str, Any]]]:

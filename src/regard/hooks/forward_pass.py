@@ -16,7 +16,7 @@ from regard.attention.call import AttentionCall, kept_pairs, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 from regard.hooks.added_masks import check_mask
-from regard.hooks.arguments import bind_arguments
+from regard.hooks.arguments import bind_arguments, check_inputs
 from regard.hooks.caches import read_cache
 
 PADDING_MASKS = ("decoder_padding_mask", "input_mask")
@@ -74,6 +74,8 @@ class ForwardContext:
         if mask is None and isinstance(padding, Tensor) and padding.ndim == 2:
             mask = ~padding.bool()
         tokens = arguments.get("input_ids")
+        if not isinstance(module, PreTrainedModel):
+            check_inputs(type(module).__name__, arguments.values())
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
         embeddings = arguments.get("inputs_embeds")

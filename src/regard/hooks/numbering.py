@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, is_same_view
 from regard.errors import UserError
-from regard.hooks.arguments import tensors_of
+from regard.hooks.arguments import check_inputs, tensors_of
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.module_tree import modules_of
@@ -122,6 +122,7 @@ class BlockCounter:
         self._are_several = self._are_several or not torch.equal(ids, before)
 
     def _read_states(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        check_inputs(self._name, (*args, *kwargs.values()))
         tokens = _count_tokens(args, kwargs, is_part=True)
         if tokens is not None:
             self._reads.setdefault(part, []).append(tokens)
