@@ -19,6 +19,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+from regard.hooks.data_flow import FLOW
 from regard.hooks.module_tree import is_of_transformers, modules_of, named_modules_of
 from regard.hooks.modules import KEYLESS, find_outside
 from regard.hooks.multihead import attend_multihead
@@ -50,6 +51,7 @@ class _Thread(threading.local):
         del self.modules[depth:]
         if is_on and not self.modules:
             self.mode.__exit__(None, None, None)
+            FLOW.end()
 
 
 class _Uncompiled:
@@ -149,7 +151,7 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
     handles: list[Any] = []
     try:
-        handles += [module.register_forward_pre_hook(_enter) for module in modules]
+        handles += [module.register_forward_pre_hook(_enter, with_kwargs=True) for module in modules]
         handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
         yield
     finally:
@@ -166,7 +168,7 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
             handle.remove()
 
 
-def _enter(module: nn.Module, _args: Any) -> None:
+def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Intercept calls from the outermost module on, also where a backward pass computes a forward again.
 
     A forward may be under way in another thread when its block ends: then it has left nothing, and is left here.
@@ -178,6 +180,8 @@ def _enter(module: nn.Module, _args: Any) -> None:
         return
     if not _RUNNING.modules:
         _RUNNING.mode.__enter__()
+        if not is_of_transformers(module):
+            FLOW.begin(module, args, kwargs)
     _RUNNING.modules.append(module)
 
 
@@ -197,7 +201,12 @@ class _Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         if not _RUNNING.modules or _RUNNING.modules[-1] not in _OPEN or IN_INTERFACE.get():
             return function(*args, **kwargs)
-        module = _RUNNING.modules[-1]
+        result = self._compute(_RUNNING.modules[-1], function, args, kwargs)
+        return FLOW.follow(getattr(function, "__name__", ""), args, kwargs, result) if FLOW.is_on else result
+
+    def _compute(
+        self, module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if getattr(function, "__name__", "") == "flex_attention":
             raise UserError(
                 f"cannot observe {type(module).__name__}: it calls flex_attention; expected "

@@ -13,6 +13,7 @@ from regard.errors import UserError
 from regard.hooks.arguments import check_inputs, tensors_of
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.by_thread import is_in_backward
+from regard.hooks.data_flow import FLOW
 from regard.hooks.module_tree import modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
@@ -100,11 +101,15 @@ class BlockCounter:
         return before + [ModuleHook(module, self._leave_around, is_after=True) for module in self._around]
 
     def _enter_around(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise a UserError if a module is called again, and not with states as it has returned, as in a loop."""
+        """Raise a UserError if a module is called again, and not with states that blocks have returned, as in a loop.
+
+        Where it is not known what they are made of, they have the shape of what it has returned.
+        """
         if is_in_backward():
             return  # it is computed again
         read = [tensor.shape for value in (*args, *kwargs.values()) for tensor in tensors_of(value)]
-        if module in self._returned and self._returned[module] not in read:
+        is_again = module in self._returned and self._returned[module] not in read
+        if is_again and not FLOW.is_made(args, kwargs):
             raise UserError(
                 f"cannot number the layers of {self._name}: {type(module).__name__} is called for several inputs in "
                 "one forward; watch that part of it, which has a sample for each"
@@ -148,15 +153,22 @@ class BlockCounter:
                 f"cannot number the layers of {self._name}: it executes its blocks for several token ids in one "
                 "forward; pass one input a forward"
             )
+        if self._stack.is_own and index in self._executed and FLOW.is_made(args, kwargs or {}) is False:
+            raise UserError(
+                f"cannot number the layers of {self._name}: it executes its blocks for several inputs in one forward, "
+                "none of which is made of what the blocks have returned, as in a loop; pass one input a forward"
+            )
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
         self.entered += 1
+        FLOW.in_block = self._stack.is_own
         self._latest.clear()
         self._called.clear()
         self._read, self._queries = (args, kwargs or {}), {}
 
     def leave(self, output: Any) -> int:
         """Leave a block. Return the layer of its output, which the next block may read even if it is its input."""
+        FLOW.in_block = False
         if any(read() is output for read, _ in self._inputs):
             self._inputs = []
         return (self._execution + 1) * self._layers_per_block - 1

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, num_writes
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
+from regard.hooks.data_flow import writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
@@ -27,8 +28,6 @@ RETURNING = (
     *PASSING, "__get__", "detach", "clone", "transpose", "permute", "squeeze", "unsqueeze", "einsum", "size", "dim",
 )  # fmt: skip
 """Functions that a model may use on weights behind their product with the values, to return them."""
-IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__idiv__", "__iand__")
-"""Operators that change their first argument; functions that do end in one underscore."""
 HIDING_WEIGHTS = ("masked_fill", "masked_fill_")
 """Functions that set weights to 0, in another tensor or in place."""
 HIDDEN_BELOW = 5e3
@@ -69,7 +68,7 @@ class _Softmax:
 
     def is_written_by(self, name: str, args: tuple[Any, ...]) -> bool:
         """Return whether a function changes weights, or, where nothing counts that, part of them or of the scores."""
-        if not _writes(name) or not args or not isinstance(args[0], Tensor):
+        if not writes(name) or not args or not isinstance(args[0], Tensor):
             return False
         if any(args[0] is tensor for tensor in self.names):
             return True
@@ -317,11 +316,6 @@ def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], index: int, name: s
 def _find_owner(modules: Sequence[nn.Module]) -> nn.Module:
     """Return the innermost module with parameters: `nn.Softmax` and the like only compute for it."""
     return next((module for module in reversed(modules) if next(module.parameters(), None) is not None), modules[-1])
-
-
-def _writes(name: str) -> bool:
-    """Return whether a function changes its first argument, by its name."""
-    return name in IN_PLACE or (name.endswith("_") and not name.endswith("__") and name != "requires_grad_")
 
 
 def _share_memory(tensor: Tensor, other: Tensor) -> bool:

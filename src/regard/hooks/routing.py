@@ -17,6 +17,7 @@ from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.autocast import without_autocast
 from regard.hooks.continuous_batching import without_continuous_batching
+from regard.hooks.data_flow import FLOW
 from regard.hooks.direct_calls import forwards_through_hooks
 from regard.hooks.intercepted import SDPA, find_intercepted, intercepting, needs_sdpa
 from regard.hooks.module_tree import modules_of
@@ -278,7 +279,7 @@ class _ObserverHook:
 
     def _run(self, *args: Any) -> None:
         if EXCLUSIVE.get() in (None, self._observer) and self._sees():
-            with without_autocast():
+            with without_autocast(), FLOW.paused():
                 self._function(*args)
 
     _run_outside_graphs = torch.compiler.disable(_run, reason=OBSERVED)
