@@ -146,8 +146,10 @@ def test_a_tensor_that_was_written_to_through_a_view_is_not_known() -> None:
     assert FLOW.is_made((), {}) is None
     FLOW.in_block = True
     made = FLOW.follow("add", (given, 1), {}, given + 1)
+    parts = FLOW.follow("chunk", (given, 2), {}, given.chunk(2))
     FLOW.in_block = False
     assert FLOW.is_made((given, [made]), {}) is True
+    assert FLOW.is_made(parts, {}) is True
     view = FLOW.follow("__getitem__", (memory, slice(2)), {}, memory[:2])
     assert FLOW.is_made((view,), {}) is False
     FLOW.follow("copy_", (view, made), {}, view.copy_(made))

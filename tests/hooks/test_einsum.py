@@ -91,27 +91,58 @@ def exchanged_before_masks(attention: Attention, x: Tensor) -> Tensor:
     return scores.masked_fill(torch.stack(masks).any(0), 0).softmax(-1) @ v
 
 
+def exchanged_in_place(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (k @ q.mT * SCALE).transpose_(-1, -2).softmax(-1) @ v
+
+
+def exchanged_by_einsum_of_a_list(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return torch.einsum("bhji->bhij", [k @ q.mT * SCALE]).softmax(-1) @ v
+
+
+def exchanged_behind_other_axes(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    scores = (k @ q.mT * SCALE).permute(3, 2, 0, 1).contiguous()
+    return scores.permute(2, 3, 0, 1).softmax(-1) @ v
+
+
+def beside_a_column(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    scores = (k @ q.mT * SCALE).mT
+    scores = torch.cat([scores, scores.new_zeros(*scores.shape[:-1], 1)], dim=-1)
+    return scores[..., :-1].softmax(-1) @ v
+
+
+def in_halves(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    halves = (k @ q.mT * SCALE).mT.split(k.shape[2] // 2, dim=-1)
+    return torch.cat(halves, dim=-1).softmax(-1) @ v
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way",
     [
         *FOLDED, ellipsis_of_heads, keys_before_queries, folded_keys_before_queries, exchanged_twice,
-        exchanged_by_einsum, exchanged_before_masks,
+        exchanged_by_einsum, exchanged_before_masks, exchanged_in_place, exchanged_by_einsum_of_a_list,
+        exchanged_behind_other_axes, beside_a_column, in_halves,
     ],
 )  # fmt: skip
 @torch.no_grad()
 def test_keys_are_told_from_queries(way: Way) -> None:
     """Of as many, whichever stand first in their product: norms of queries were measured as those of keys."""
     model = Model(way, num_heads=HEADS)
-    expected = model(ids(3))
-    with watching(model, ["column_mass", "key_norm"]) as watch:
-        torch.testing.assert_close(model(ids(3)), expected)
-    assert_exact(watch, model)
-    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
-        frame = watch.frame("key_norm", layer=layer)
-        frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
-        norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
-        torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
+    for rows in (1, 3):
+        expected = model(ids(rows))
+        with watching(model, ["column_mass", "key_norm"]) as watch:
+            torch.testing.assert_close(model(ids(rows)), expected)
+        assert_exact(watch, model)
+        for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+            frame = watch.frame("key_norm", layer=layer)
+            frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+            norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
+            torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
 
 
 def with_normed_values(heads_first: bool) -> Way:

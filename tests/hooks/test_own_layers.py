@@ -225,6 +225,51 @@ def test_blocks_of_which_the_first_has_no_attention_are_the_layers() -> None:
     assert set(frame[frame["head"].notna()]["layer"]) == {1, 2, 3}
 
 
+class Mixer(nn.Module):
+    """A block without attention, as a state-space model in a hybrid."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(WIDTH * HEADS, WIDTH * HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.map(x))
+
+
+class Named(nn.Module):
+    """A block whose attention is a part of it."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.attention(x)
+        return output
+
+
+@torch.no_grad()
+def test_a_hybrid_of_blocks_of_several_classes_has_their_numbers() -> None:
+    """It was one block with several attention layers, and refused."""
+    model = Model(plain)
+    first, second, _ = model.blocks
+    blocks = nn.ModuleList([Mixer(), Named(first), Mixer(), nn.Sequential(Named(second))])
+    model.blocks = blocks
+    model.stem = nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(6))
+    model.encode = lambda ids: nn.Sequential(*blocks)(model.embedding(ids))  # type: ignore[method-assign]
+    read: list[Tensor] = []
+    for attention in (first, second):
+        attention.register_forward_pre_hook(lambda _module, args: read.append(args[0].double()))
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    for layer, attention, x in zip((1, 3), (first, second), read, strict=True):
+        q, k, _ = attention.double().split(x)
+        mass = (q @ k.mT * WIDTH**-0.5).softmax(-1).mean(2).mean(0)
+        found = watch.frame("column_mass", layer=layer)["value"].to_numpy().reshape(HEADS, -1)
+        torch.testing.assert_close(torch.tensor(found), mass, atol=1e-5, rtol=0)
+    assert set(watch.frame("column_mass")["layer"]) == {1, 3}
+
+
 INSIDE = r"inside of a function of torch.compile; begin the block outside of it$"
 
 

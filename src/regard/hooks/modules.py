@@ -197,14 +197,23 @@ def _is_attention(module: nn.Module) -> bool:
 def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the longest list or sequence of blocks of one class with children; the model itself if there is none.
 
-    Lists of blocks with attention by the names of their parts come before others, such as convolutions. A block that
-    stands in its list several times is one.
+    Lists of blocks with attention by the names of their parts come before others, such as convolutions. Those of
+    several classes count if two of their blocks have attention, as in hybrids, and none of one class has two. A block
+    that stands in its list several times is one.
     """
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
-    one_class = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and blocks[0] is not None]
-    alike = [blocks for blocks in one_class if list(blocks[0].children())]
-    longest = max(alike, key=lambda blocks: (any(map(_names_attention, blocks)), len(blocks)), default=[model])
+    lists = [blocks for blocks in lists if blocks and None not in blocks]
+    alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
+    hybrid = [blocks for blocks in lists if len(set(filter(_attends_within, blocks))) > 1]
+    with_attention = [blocks for blocks in alike if any(map(_names_attention, blocks))]
+    several = [blocks for blocks in with_attention if len(set(blocks)) > 1]
+    longest = max(several or hybrid or with_attention or alike, key=len, default=[model])
     return list(dict.fromkeys(longest))
+
+
+def _attends_within(block: nn.Module) -> bool:
+    """Return whether a part of a block is called an attention, so that the block is a whole layer."""
+    return any(ATTENTION.search(f"{path} {type(part).__name__}") for path, part in named_modules_of(block)[1:])
 
 
 def _names_attention(block: nn.Module) -> bool:

@@ -10,10 +10,17 @@ from weakref import ReferenceType, ref
 
 from torch import Tensor
 
+Axes = tuple[int, int]
+Layout = list[tuple[int, int]]
 FOLLOWED = 16
-"""Tensors made of a product of which it is known whether its last two axes are exchanged."""
-EXCHANGING = ("__get__", "adjoint", "einsum", "moveaxis", "movedim", "permute", "swapaxes", "swapdims", "transpose")
+"""Tensors made of a product of which it is known where its last two axes stand."""
+EXCHANGING = (
+    "__get__", "adjoint", "einsum", "moveaxis", "movedim", "permute", "swapaxes", "swapaxes_", "swapdims", "swapdims_",
+    "transpose", "transpose_",
+)  # fmt: skip
 """Functions that may exchange them; `__get__` is that of `mT`."""
+CUTTING = ("__getitem__", "cat", "chunk", "concat", "concatenate", "narrow", "pad", "split")
+"""Functions that make a tensor of more or fewer entries, whose axes stand as before."""
 
 
 @dataclass(frozen=True)
@@ -25,30 +32,37 @@ class Product:
         right: The other one.
         letters: Those of both and of the output, as in `torch.einsum`.
         size: Entries of the output.
-        results: The output and what was made of it in as many entries, and whether its last two axes are exchanged.
+        results: The output and what was made of it, the axes of its rows and columns, counted from the last one, and
+            its sizes and strides.
     """
 
     left: Tensor
     right: Tensor
     letters: tuple[str, str, str] | None
     size: int = 0
-    results: deque[tuple[ReferenceType[Tensor], bool]] = field(default_factory=lambda: deque(maxlen=FOLLOWED))
+    results: deque[tuple[ReferenceType[Tensor], Axes, Layout]] = field(default_factory=lambda: deque(maxlen=FOLLOWED))
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, letters: tuple[str, str, str] | None, output: Tensor) -> Product:
         """Return the product of two tensors that has this output."""
         product = cls(left, right, letters, output.numel())
-        product.results.append((ref(output), False))
+        product._note(output, (-2, -1))
         return product
+
+    def _note(self, tensor: Tensor, axes: Axes) -> None:
+        self.results.append((ref(tensor), axes, list(zip(tensor.shape, tensor.stride(), strict=True))))
 
     def follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
         """Note what a function has made of the output, or of what was made of it; no masks."""
-        if not isinstance(result, Tensor) or result.numel() != self.size or not result.is_floating_point():
+        made = [result] if isinstance(result, Tensor) else list(result) if name in ("chunk", "split") else []
+        if not made or not made[0].is_floating_point() or (made[0].numel() != self.size and name not in CUTTING):
             return
-        for read, is_exchanged in reversed(self.results):
-            made = read()
-            if made is not None and any(operand is made for operand in operands):
-                self.results.append((ref(result), is_exchanged != _exchanges(name, made, result)))
+        read = [part for one in operands for part in (one if isinstance(one, (list, tuple)) else (one,))]
+        for before, axes, layout in reversed(self.results):
+            tensor = before()
+            if tensor is not None and any(operand is tensor for operand in read):
+                for part in made:
+                    self._note(part, _move(name, axes, layout, part))
                 return
 
     def read_scores(self, scores: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
@@ -56,8 +70,8 @@ class Product:
 
         `shape` is theirs as (batch, head, query, key).
         """
-        is_exchanged = next((exchanged for read, exchanged in reversed(self.results) if read() is scores), False)
-        if not is_exchanged:
+        axes = next((axes for read, axes, _ in reversed(self.results) if read() is scores), (-2, -1))
+        if axes != (-1, -2):
             return self._read_factors(*shape)
         batch, heads, queries, keys = shape
         pair = self._read_factors(batch, heads, keys, queries)
@@ -123,9 +137,10 @@ def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
     return tensor.permute([letters.index(letter) for letter in to])
 
 
-def _exchanges(name: str, tensor: Tensor, result: Tensor) -> bool:
-    """Return whether the result of a function is a view of a tensor with its last two axes exchanged."""
-    if name not in EXCHANGING or min(tensor.ndim, result.ndim) < 2:
-        return False
-    before, after = ([(one.shape[axis], one.stride(axis)) for axis in (-2, -1)] for one in (tensor, result))
-    return before != after == before[::-1]
+def _move(name: str, axes: Axes, layout: Layout, result: Tensor) -> Axes:
+    """Return where two axes of a tensor of this layout stand in what a function has made of it."""
+    after: Layout = list(zip(result.shape, result.stride(), strict=True))
+    if name not in EXCHANGING or any(after.count(layout[axis]) != 1 for axis in axes):
+        return axes  # no view with these axes, or one in which they cannot be told
+    rows, columns = (after.index(layout[axis]) - len(after) for axis in axes)
+    return rows, columns
