@@ -143,3 +143,20 @@ def test_a_mask_of_pairs_tells_padding_of_new_tokens_wherever_its_keys_begin(hel
     }
     before = ForwardContext(token_mask=whole[:, :4])
     assert torch.equal(ForwardContext.from_arguments(Stack(), (), arguments, before).token_mask, whole)
+
+
+@torch.no_grad()
+def test_a_mask_of_pairs_that_leaves_a_row_nothing_is_refused() -> None:
+    """True where a key is hidden is the other way round: the row without padding was no sample, and nothing said so."""
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    model, ids = LlamaForCausalLM(config).eval(), torch.randint(20, (2, TOKENS))
+    hidden = ~SEEN[:, None, None].expand(-1, -1, TOKENS, -1)
+    problem = "the mask of pairs of row 0 hides all keys from all queries"
+    for mask in (hidden, added(-math.inf, hidden)):
+        with pytest.raises(UserError, match=problem), watching(model):
+            model(ids, attention_mask=mask)
+    with watching(model) as watch:
+        model(ids, attention_mask=~hidden)
+    assert watch.samples == 2

@@ -1,8 +1,10 @@
 """What a mask of pairs may hold: True and False, or numbers that are added to scores."""
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
+from regard.attention.tracing import is_traced
 from regard.errors import UserError
 
 
@@ -20,4 +22,15 @@ def check_mask(mask: Tensor, *, is_added: bool = False) -> None:
     raise UserError(
         f"attention_mask: expected {expected}, 0 where a query sees a key and torch.finfo(dtype).min where not; got "
         f"a mask of pairs in {mask.dtype}{reason}"
+    )
+
+
+def check_rows(seen: Bool[Tensor, "batch key"]) -> None:
+    """Raise a UserError if no query of a row sees a key, by a mask of pairs: it may mean the opposite."""
+    if is_traced() or bool(seen.any(-1).all()):
+        return
+    row = int((~seen.any(-1)).nonzero()[0])
+    raise UserError(
+        f"attention_mask: the mask of pairs of row {row} hides all keys from all queries; expected True, or 0 if it is "
+        "added to scores, where a query sees a key, in every row"
     )

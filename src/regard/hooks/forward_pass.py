@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall, kept_pairs, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
-from regard.hooks.added_masks import check_mask
+from regard.hooks.added_masks import check_mask, check_rows
 from regard.hooks.arguments import bind_arguments, check_inputs
 from regard.hooks.caches import read_cache
 
@@ -337,7 +337,9 @@ def _key_mask(mask: Any) -> Tensor | None:
         return None
     if mask.ndim == 2:
         return mask.bool()
-    return _visible_pairs(mask).any(dim=(1, 2))
+    seen = _visible_pairs(mask).any(dim=(1, 2))
+    check_rows(seen)
+    return seen
 
 
 def _visible_pairs(mask: Tensor) -> Tensor:
