@@ -296,6 +296,21 @@ def test_mixtures_of_both_signs_are_measured_with_what_goes_to_no_token(model: A
     torch.testing.assert_close(torch.tensor(mass).view(HEADS, LENGTH), expected, rtol=1e-4, atol=1e-6)
 
 
+@torch.no_grad()
+def test_rows_that_sum_to_more_than_one_give_no_token_less_than_nothing(model: Any, constants: Constants) -> None:
+    """As the average of sigmoid attention: the virtual sink of these heads was negative."""
+    sums = torch.full((HEADS, LENGTH), 1.5)
+    sums[:, ::2] = 0.5
+    given = replace(constants, row_sums={("decoder", 0): sums})
+    with replacing(model, given), watching(model, statistics=["virtual_sink_mass", "row_sum"]) as watch:
+        model(ids(2, LENGTH, seed=3), use_cache=False)
+    for name, expected in (("virtual_sink_mass", (0.5, 0.0)), ("row_sum", (0.5, 1.5))):
+        frame = watch.frame(name, layer=0).dropna(subset=["head", "position"])
+        for parity, value in enumerate(expected):
+            found = torch.tensor(frame[frame["position"] % 2 == parity]["value"].to_numpy())
+            torch.testing.assert_close(found, torch.full_like(found, value), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("wrong", [torch.ones(HEADS, 5), torch.ones(2, LENGTH), torch.full((HEADS, LENGTH), torch.nan)])
 def test_row_sums_of_other_shapes_are_refused(constants: Constants, wrong: Tensor) -> None:
     with pytest.raises(UserError, match=r"expected finite row sums \(head, query\) for layer 1 \(decoder\)"):

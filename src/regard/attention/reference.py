@@ -228,7 +228,9 @@ def distribution(
         if call.constant is not None and call.constant.signed and call.constant.gate is not None:
             return _mixed_distribution(call, call.constant)
         matrix = weights(call) if call.constant is None else _without_sign(weights(call), call.constant)
-        return matrix, (1 - matrix.sum(-1)) * (log_normalizer(call) > float("-inf"))
+        missing = 1 - matrix.sum(-1)
+        missing = missing if call.constant is None else missing.clamp(min=0)  # rows of constants may sum to more
+        return matrix, missing * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
     columns = matrix if column is None else torch.cat([column, matrix], dim=-1)
     if operation.function is not None or WEIGHTINGS[operation.weighting].proxy:
