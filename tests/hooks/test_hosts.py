@@ -1,5 +1,6 @@
 """Hosts that read masks in ways of their own: what Regard computes is what their eager attention computes."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -268,15 +269,16 @@ def test_statistics_of_hidden_states_are_left_out_where_a_host_has_several_strea
         model(input_ids=ids())
 
 
-def swin() -> Any:
+def swin(depths: tuple[int, ...] = (1, 1)) -> Any:
     config = transformers.SwinConfig(
-        embed_dim=16, depths=[1, 1], num_heads=[2, 4], window_size=2, image_size=16, patch_size=2
+        embed_dim=16, depths=list(depths), num_heads=[2, 4][: len(depths)], window_size=2, image_size=16, patch_size=2
     )
     return transformers.SwinModel(config).eval()
 
 
 WINDOWED = {
     "Swin": swin,
+    "Swin of one stage": partial(swin, (2,)),
     "MaskFormer": lambda: make_model("MaskFormerModel", make_config("maskformer")),
     "LwDetr": lambda: make_model("LwDetrModel", make_config("lw_detr")),
     "RfDetr": lambda: make_model("RfDetrModel", make_config("rf_detr")),
@@ -286,8 +288,11 @@ WINDOWED = {
 @pytest.mark.parametrize("name", WINDOWED)
 @torch.no_grad()
 def test_windows_that_are_folded_into_the_batch_are_refused(name: str) -> None:
-    """An average has one count for all layers of a site; layers of other rows would be divided by it as well."""
-    model, pixels = WINDOWED[name](), torch.randn(2, 3, *(2 * [16 if name == "Swin" else 64]))
+    """An average has one count for all layers of a site; layers of other rows would be divided by it as well.
+
+    Those of one stage have as many windows in each layer, but others, shifted by half a window.
+    """
+    model, pixels = WINDOWED[name](), torch.randn(2, 3, *(2 * [16 if name.startswith("Swin") else 64]))
     with pytest.raises(UserError, match="fold windows"), watching(model):
         model(pixel_values=pixels)
     with pytest.raises(UserError, match="fold windows"):

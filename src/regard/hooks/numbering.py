@@ -216,6 +216,14 @@ class BlockCounter:
                 "all heads"
             )
 
+    @property
+    def rows(self) -> int | None:
+        """How many rows of hidden states (batch, token, width) the block reads; None if it reads others first."""
+        args, kwargs = self._read
+        states = args[0] if args else kwargs.get("hidden_states")
+        is_known = isinstance(states, Tensor) and states.ndim == HIDDEN_AXES and not self._stack.is_time_first
+        return len(states) if is_known else None
+
     def layer_of(self, module: nn.Module) -> int:
         """Return the layer of an attention module in the execution of its block. UserError outside of blocks."""
         return self._find_block(module) * self._layers_per_block + self._ranks.get(module, 0)

@@ -164,8 +164,9 @@ class Sequences:
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "
                 "of both"
             )
-        if forward.images is not None and batch > forward.images:
-            self._refuse_rows(forward.images, batch)
+        for rows in (forward.images, self.counter.rows):
+            if rows is not None and batch > rows:
+                self._refuse_rows(rows, batch)
         if self._batch not in (0, batch):
             raise UserError(f"cannot observe a batch that changes from {self._batch} rows to {batch} over one cache")
         if forward.segments is not None:
