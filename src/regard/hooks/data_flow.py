@@ -93,10 +93,11 @@ class DataFlow(threading.local):
     def _find(self, value: Any, since: int = 0) -> bool | None:
         """Return what is known of a tensor that was written to at most so many times since."""
         note = self._notes.get(id(value))
-        if note is None or note[0]() is not value:
+        tensor = None if note is None else note[0]()
+        if note is None or tensor is None or tensor is not value:
             return False if isinstance(value, nn.Parameter) else None
         _, before, is_made = note
-        return is_made if is_made or (num_writes(value) or 0) - (before or 0) <= since else None
+        return is_made if is_made or (num_writes(tensor) or 0) - (before or 0) <= since else None
 
     def _note(self, tensor: Tensor, is_made: bool | None) -> None:
         if is_made is None:

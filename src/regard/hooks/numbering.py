@@ -221,8 +221,9 @@ class BlockCounter:
         """How many rows of hidden states (batch, token, width) the block reads; None if it reads others first."""
         args, kwargs = self._read
         states = args[0] if args else kwargs.get("hidden_states")
-        is_known = isinstance(states, Tensor) and states.ndim == HIDDEN_AXES and not self._stack.is_time_first
-        return len(states) if is_known else None
+        if not isinstance(states, Tensor) or states.ndim != HIDDEN_AXES or self._stack.is_time_first:
+            return None
+        return len(states)
 
     def layer_of(self, module: nn.Module) -> int:
         """Return the layer of an attention module in the execution of its block. UserError outside of blocks."""
