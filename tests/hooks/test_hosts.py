@@ -472,3 +472,22 @@ def test_logits_of_queries_of_another_shape_are_refused() -> None:
     query = torch.zeros(1, 2, 3, 4)
     with pytest.raises(UserError, match=r"sinks: expected logits of shape \(1, 2, 3, 1\) and no others, got \(2,\)"):
         attention_function(nn.Identity(), query, query, query, None, sinks=torch.zeros(2))
+
+
+@torch.no_grad()
+def test_a_forward_that_skips_all_layers_in_training_has_no_sample() -> None:
+    """It was refused, as if its attention could not be reached."""
+    config = transformers.OPTConfig(
+        vocab_size=99, hidden_size=32, word_embed_proj_dim=32, ffn_dim=32, num_hidden_layers=2, num_attention_heads=4,
+        max_position_embeddings=32, layerdrop=1.0, dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    model = transformers.OPTModel(config).train()
+    with watching(model, ["column_mass", "hidden_norm"]) as watch:
+        model(ids(3, 9))
+        for module in model.modules():
+            vars(module).update({"layerdrop": 0.0} if hasattr(module, "layerdrop") else {})
+        model(ids(2, 7))
+    with watching(model, ["column_mass", "hidden_norm"]) as alone:
+        model(ids(2, 7))
+    assert watch.samples == 2
+    assert watch.frame().equals(alone.frame())

@@ -217,6 +217,11 @@ class BlockCounter:
             )
 
     @property
+    def skips_all(self) -> bool:
+        """Whether a forward has executed no block, as LayerDrop may in training."""
+        return not self.entered and self._stack.module.training
+
+    @property
     def rows(self) -> int | None:
         """How many rows of hidden states (batch, token, width) the block reads; None if it reads others first."""
         args, kwargs = self._read

@@ -207,7 +207,7 @@ class Watch(Observer, Readings):
             self._encoder_tokens.add(sequences.stack.path, sequences.forward.tokens, output)
         self._reduce_waiting(sequences)
         sequences.end(read_cache(output))
-        if is_open and self._calls == self._calls_before[sequences.stack.path]:
+        if is_open and not sequences.counter.skips_all and self._calls == self._calls_before[sequences.stack.path]:
             raise no_attention_interface(module, routed=True)
         self._called_stacks.add(sequences.stack.path)
         if len(self._called_stacks) == len(self.stacks):
