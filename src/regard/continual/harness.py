@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from regard.continual.evaluation_files import YAML
 from regard.continual.learner import IGNORE_INDEX, Learner, Row
 from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
@@ -16,8 +17,6 @@ from regard.errors import UserError, describe_error, warn_user
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
 
-YAML = (".yaml", ".yml")
-"""How the names of a user's own files of tasks end."""
 MAX_NEW_TOKENS = 256
 """Tokens of an answer, if a task does not say how many."""
 

@@ -362,3 +362,15 @@ def test_new_tasks_in_a_file_stand_behind_those_of_the_run(tmp_path: Path, monke
     pd.testing.assert_frame_equal(scores(part), scores(whole))
     assert part.metadata["config"]["stream"] == "a.jsonl,b.jsonl"
     assert part.metadata["stream"]["name"] == whole.metadata["stream"]["name"] == "a.jsonl + b.jsonl"
+
+
+def test_a_run_whose_held_out_text_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Tasks behind the change were measured on another text, in one table with those before it."""
+    text, tasks = tmp_path / "held.txt", small_text_tasks.stream(2)
+    text.write_text("the cat . the dog on red , it is slow . " * 8)
+    given: dict[str, Any] = {"method": "finetune", "held_out": str(text), "held_out_samples": 2, "seeds": [1]}
+    part = run_over(first(tasks, 1), tmp_path / "part", **given)
+    assert part.metadata["beyond_stream"].keys() == {str(text)}
+    text.write_text("say blue run sit the cat of dog red . " * 8)
+    with pytest.raises(UserError, match=rf"^continue: expected {text} as .*run read it, it has changed; restore it$"):
+        run_over(tasks, tmp_path / "more", after=tmp_path / "part" / "run")

@@ -608,6 +608,26 @@ def test_a_run_whose_held_out_text_changed_is_not_resumed(tmp_path: Path) -> Non
     assert of_python.keys() == none.keys() == before.keys() - {"held_out_text"}
 
 
+def test_a_run_whose_evaluated_tasks_changed_is_not_resumed(tmp_path: Path) -> None:
+    """The file of a task, or of its rows: the tasks behind the change were scored on other rows."""
+    task, rows = tmp_path / "own.yaml", tmp_path / "rows.jsonl"
+    task.write_text(f"task: own\ndataset_kwargs: {{data_files: {rows}}}\n")
+    rows.write_text("{}")
+    before = run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
+    check_same_identity(before, run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream()))
+    for file in (rows, task):
+        kept = file.read_text()
+        file.write_text(f"{kept}\n")
+        now = run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
+        with pytest.raises(
+            UserError, match=rf"^cannot resume: evaluated_files\.{file} has changed since .* is another"
+        ):
+            check_same_identity(before, now)
+        file.write_text(kept)
+    named = run_identity(LearnConfig(evaluate="arc_easy"), loaded(), stream())
+    assert named.keys() == before.keys() - {"evaluated_files"}
+
+
 @pytest.mark.parametrize("rows", [pd.DataFrame({"text": ["a" * 300]}), [{"text": "a"}], {"train": []}])
 def test_objects_that_are_no_stream_are_told_what_to_do(rows: Any) -> None:
     """A data frame is no name of a file, whatever its text."""

@@ -554,10 +554,13 @@ def test_trials_over_other_data_do_not_join_those_of_before(tmp_path: Path, monk
     assert len(counted(out, "begun")) == 2
 
 
-def test_what_trials_read() -> None:
+def test_what_trials_read(tmp_path: Path) -> None:
     fields = PretrainConfig(
         tokenizer="t", data=("python", "a=books,valid=held.txt", "b@2=hub:x:en,tokens=1000")
     ).to_dict()
     assert COMMANDS["pretrain"]().data_paths(fields) == ["books", "held.txt", "t"]
     config = LearnConfig(stream="news-series,own.csv", model="m", adapter="a", held_out="h", method="own.py:Own")
     assert COMMANDS["learn"]().data_paths(config.to_dict()) == ["own.csv", "m", "a", "h", "own.py"]
+    task = tmp_path / "task.yaml"
+    task.write_text("task: own")
+    assert COMMANDS["learn"]().data_paths(LearnConfig(evaluate=f"piqa,{task}").to_dict()) == ["minilm", str(task)]

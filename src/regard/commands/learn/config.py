@@ -329,6 +329,11 @@ class LearnConfig(Config):
         )
 
     @property
+    def evaluated(self) -> tuple[str, ...]:
+        """The names and files of `evaluate`."""
+        return tuple(name.strip() for name in (self.evaluate or "").split(",") if name.strip())
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """The streams that are joined, in order."""
         from regard.data.streams import split_parts

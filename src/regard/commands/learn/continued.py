@@ -12,6 +12,7 @@ import pandas as pd
 
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
 from regard.commands.learn.heads import HEAD
+from regard.commands.learn.identity import BEYOND, hash_beyond
 from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
@@ -79,6 +80,12 @@ class FinishedRun:
             expected = f"{model['name']} with weights {str(model['sha256'])[:12]}"
             got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
             raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
+
+    def check_beyond(self, config: LearnConfig) -> None:
+        """Check that what is measured beyond the stream is as it was, where its hash is known. Raises UserError."""
+        before, now = self.result.metadata.get(BEYOND, {}), hash_beyond(config)
+        if changed := sorted(path for path in before if before[path] != now.get(path)):
+            raise UserError(f"continue: expected {changed[0]} as {self.folder} read it, it has changed; restore it")
 
     def go_on(self, run: Run) -> Run:
         """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from regard.commands.learn.config import LearnConfig
+from regard.continual.evaluation_files import find_task_files
 from regard.data.files import hash_path
 from regard.data.sources import PYTHON
 from regard.data.stream import Stream
 from regard.models.pretrained import Loaded
 
+BEYOND = "beyond_stream"
+"""Key in the metadata: the hashes of what is measured beyond the stream."""
 BASE_OF_ADAPTER = "base_of_adapter"
 REASONS = {
     BASE_OF_ADAPTER: "the run began in a version of Regard that froze the model which --adapter is merged into, and "
@@ -25,11 +28,13 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[st
     tasks = sorted(task.name for task in stream.tasks)
     parts = {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks}
     merged = {} if loaded.adapter is None else {BASE_OF_ADAPTER: "trained"}  # it was frozen once
-    return {**parts, **merged, **_identify_held_out(config.held_out)}
+    hashes = hash_beyond(config)
+    held_out = {"held_out_text": hashes.pop(config.held_out)} if config.held_out in hashes else {}
+    return {**parts, **merged, **held_out, **({"evaluated_files": hashes} if hashes else {})}
 
 
-def _identify_held_out(text: str | None) -> dict[str, str]:
-    """Return the hash of the held-out text, of which the config has the path alone."""
-    if text is None or text == PYTHON or not Path(text).exists():
-        return {}
-    return {"held_out_text": hash_path(Path(text))}
+def hash_beyond(config: LearnConfig) -> dict[str, str]:
+    """Return the hash of each file or folder that is read for what is measured beyond the stream, by path."""
+    text = config.held_out
+    texts = [] if text is None or text == PYTHON or not Path(text).exists() else [text]
+    return {path: hash_path(Path(path)) for path in [*texts, *map(str, find_task_files(config.evaluated))]}

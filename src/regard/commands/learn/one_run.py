@@ -226,8 +226,8 @@ def _budget(run: Run, loaded: Loaded) -> tuple[TrainingBudget, list[Row]]:
 
 def _make_evaluations(config: LearnConfig, learner: Learner) -> Callable[[Learner, int], list[Row]] | None:
     """Make a function that measures what the stream's own tasks do not show; None if nothing is asked for."""
-    names = [name.strip() for name in (config.evaluate or "").split(",") if name.strip()]
-    functions = [make_evaluation(learner, names, max_samples=config.max_eval_samples)] if names else []
+    names, most = config.evaluated, config.max_eval_samples
+    functions = [make_evaluation(learner, names, max_samples=most)] if names else []
     if config.held_out is not None:
         functions.append(make_held_out(learner, config.held_out, samples=config.held_out_samples))
     if not functions:

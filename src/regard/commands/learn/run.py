@@ -14,7 +14,7 @@ from regard.commands.learn.base_model import check_named_model, check_trainable,
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
-from regard.commands.learn.identity import REASONS, run_identity
+from regard.commands.learn.identity import BEYOND, REASONS, hash_beyond, run_identity
 from regard.commands.learn.idle import CLASSES
 from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
@@ -165,6 +165,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
         if finished is not None:
             finished.check_model(loaded)
+            finished.check_beyond(config)
         runs = _make_runs(configs, by_method, streams, loaded)
         check_keys(runs)
         plain = [run.config for run in runs[: len(by_method)] if run.lora is None and run.config.lora_rank is None]
@@ -176,6 +177,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
+        beyond = {BEYOND: hashes} if (hashes := hash_beyond(config)) else {}  # as they are before the first task
         work.start({**run_identity(config, loaded, runs[0].stream), **continued}, REASONS)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
@@ -190,7 +192,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results) | continued,
+            metadata=_describe(config, runs, loaded, results) | beyond | continued,
             models=models if models is not None and models.is_dir() else None,
         )
 

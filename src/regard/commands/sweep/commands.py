@@ -11,6 +11,7 @@ from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.result import LearnResult
 from regard.commands.pretrain.config import PRESETS, TRAIN_TOKENIZER, PretrainConfig, preset_config
 from regard.commands.pretrain.result import PretrainResult
+from regard.continual.evaluation_files import find_task_files
 from regard.data.sources import HUB, PYTHON, Source, check_source
 from regard.data.stream_catalog import STREAMS
 from regard.data.tokenizers import read_tokenizer
@@ -64,7 +65,13 @@ class LearnCommand(Command):
     def data_paths(self, fields: Mapping[str, Any]) -> list[str]:
         config = LearnConfig.from_dict(fields)
         code = config.method.rpartition(":")[0]  # of FILE.py:CLASS
-        named = (config.model, config.adapter, config.held_out, code or None)
+        named = (
+            config.model,
+            config.adapter,
+            config.held_out,
+            code or None,
+            *map(str, find_task_files(config.evaluated)),
+        )
         return [part for part in (*config.parts, *named) if part is not None and part not in STREAMS]
 
     def final_metrics(self, folder: Path) -> dict[str, Any]:

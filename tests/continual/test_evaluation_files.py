@@ -1,0 +1,46 @@
+"""Which files tasks of lm-evaluation-harness are made of."""
+
+from pathlib import Path
+
+import pytest
+
+from regard.continual.evaluation_files import find_task_files
+
+TASK = """include: shared/base.yaml
+task: mine
+dataset_path: json
+dataset_kwargs:
+  data_files: {test: data/test.jsonl, validation: [data/dev-*.jsonl, "https://host/x.jsonl"]}
+doc_to_text: notes.txt
+process_docs: !function steps.clean
+"""
+
+
+def test_they_are_those_that_a_task_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data are looked for where the run is started, all else beside the file that names it."""
+    (tmp_path / "tasks" / "shared").mkdir(parents=True)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "tasks" / "group.yaml").write_text("group: all\ntask: [own.yml, arc_easy, lost.yaml]\n")
+    (tmp_path / "tasks" / "own.yml").write_text(TASK)
+    (tmp_path / "tasks" / "shared" / "base.yaml").write_text("include: ../own.yml\ndataset_kwargs: {data_dir: data}\n")
+    for name in ("tasks/steps.py", "data/test.jsonl", "data/dev-1.jsonl", "data/dev-2.jsonl", "notes.txt", "json"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+    found = {path.resolve().relative_to(tmp_path).as_posix() for path in find_task_files(["tasks/group.yaml", "piqa"])}
+    tasks = {f"tasks/{name}" for name in ("group.yaml", "own.yml", "shared/base.yaml", "steps.py")}
+    assert found == tasks | {"data", "data/test.jsonl", "data/dev-1.jsonl", "data/dev-2.jsonl", "json"}
+    assert find_task_files(["arc_easy", "lost.yaml"]) == []
+
+
+def test_what_is_no_yaml_is_a_file_all_the_same(tmp_path: Path) -> None:
+    broken = tmp_path / "own.yaml"
+    for content in (b"task: [", b"\xff", b"", b"- !other x"):
+        broken.write_bytes(content)
+        assert find_task_files([str(broken)]) == [broken]
+
+
+def test_absolute_patterns_are_expanded(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("x")
+    task = tmp_path / "own.yaml"
+    task.write_text(f"dataset_kwargs: {{data_files: '{tmp_path}/*.jsonl'}}\n")
+    assert find_task_files([str(task)]) == [tmp_path / "a.jsonl", task]
