@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from regard.adapters.base_identity import base_sha256
+from regard.adapters.peft_format import name_folders
 from regard.adapters.router_warmup import PastTask
 from regard.adapters.shared import SharedAdapters
 from regard.errors import UserError
@@ -460,6 +461,13 @@ def test_adapters_whose_names_no_folders_can_have_go_out_and_come_back(tmp_path:
     for number, name in enumerate(expected, start=1):
         up = [value for key, value in load_file(folder / name / "adapter_model.safetensors").items() if "lora_B" in key]
         assert all(bool((value == number).all()) for value in up), name
+
+
+def test_names_that_some_machines_take_for_one_have_folders_of_their_own() -> None:
+    """A set of a task `straße` and a task `STRASSE` could not be copied to a Mac: one overwrote the other."""
+    pairs = [("straße", "STRASSE"), ("ςοφια", "σοφια"), ("\u1112\u1161\u11ab", "\ud55c"), ("\u212b", "å")]
+    folders = name_folders([name for pair in pairs for name in pair])
+    assert folders == ["straße", "STRASSE-2", "ςοφια", "σοφια-2", "\u1112\u1161\u11ab", "\ud55c-2", "\u212b", "å-2"]
 
 
 def test_a_set_that_cannot_be_written_or_read_whole_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -102,19 +103,24 @@ def export_set(adapters: AdapterModel, folder: Path, *, overwrite: bool) -> Path
 def name_folders(names: Sequence[str]) -> list[str]:
     """Return the folders of adapters in a set: their names, or like them where folders can have no such names.
 
-    What a name of a folder can not have is a hyphen; one that is there already, in any case, gets a number.
+    What a name of a folder can not have is a hyphen; one that is there already, in any case or Unicode form, gets a
+    number: file systems of some machines take such names for one.
     """
     folders: list[str] = []
-    taken = {ROUTER, *(name.lower() for name in names if _fits_folder(name))}
+    taken = {ROUTER, *(_fold(name) for name in names if _fits_folder(name))}
     for number, name in enumerate(names):
         folder = name
-        if not _fits_folder(name) or name.lower() in {other.lower() for other in names[:number]}:
+        if not _fits_folder(name) or _fold(name) in map(_fold, names[:number]):
             stem = re.sub(rf"[^{_FOLDER_SIGNS}]", "-", name)[:_MOST_SIGNS].strip(". ") or "adapter"
             tried = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
-            folder = next(one for one in tried if one.lower() not in taken)
-            taken.add(folder.lower())
+            folder = next(one for one in tried if _fold(one) not in taken)
+            taken.add(_fold(folder))
         folders.append(folder)
     return folders
+
+
+def _fold(name: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
 
 def _fits_folder(name: str) -> bool:
