@@ -102,6 +102,10 @@ def test_limited_tasks_are_of_the_stream() -> None:
     LearnConfig(max_steps=(f"{stream.tasks[0].name}=3",)).check_tasks(stream)
     with pytest.raises(UserError, match=r"max-steps: expected tasks of stdlib-split \(.*\), got 'cb'"):
         LearnConfig(max_steps=("cb=3",)).check_tasks(stream)
+    with pytest.raises(
+        UserError, match=r"max-steps: expected tasks of .*, got 'cb=3,copa'; put blanks between limits, as "
+    ):
+        LearnConfig(max_steps=("cb=3,copa=2",)).check_tasks(stream)
 
 
 def test_every_scale_says_the_same_fields() -> None:

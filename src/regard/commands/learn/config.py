@@ -345,7 +345,8 @@ class LearnConfig(Config):
         names = [task.name for task in stream.tasks]
         unknown = set(self.step_limits).difference(names)
         if self.max_steps != SCALES[self.scale]["max_steps"] and unknown:
-            raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {min(unknown)!r}")
+            got = f"{min(unknown)!r}" + ("; put blanks between limits, as A=3 B=2" if "=" in min(unknown) else "")
+            raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {got}")
 
     def replace(self, **changes: Any) -> LearnConfig:
         """Return a changed configuration; values of the old scale become those of the new one."""
