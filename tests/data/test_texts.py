@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from regard.data import Examples, Texts, load_python_documentation, make_text_windows, read_texts
+from regard.data.sources import read_source
 from regard.data.stream import TextPairs
 from regard.data.tables import read_records
 from regard.data.texts import _read_docstrings, _remove_rules
@@ -108,6 +109,26 @@ def test_a_file_that_is_named_is_read_whatever_its_suffix(tmp_path: Path) -> Non
     paths = [write(tmp_path / name, content) for name, content in contents.items()]
     paths.append(write(tmp_path / "LICENSE", "free"))
     assert read_texts(paths).documents == ("first, quoted", "second", "third", "x = 1\n", "free")
+
+
+def test_empty_files_among_others_are_left_out(tmp_path: Path) -> None:
+    """One of them refused a whole folder; alone it has nothing to measure, and stays refused."""
+    for name, content in {
+        "a.txt": "",
+        "b.txt": "one",
+        "c.jsonl": "\n",
+        "d.txt": " \n",
+        "e.jsonl": '{"text": "two"}',
+    }.items():
+        write(tmp_path / name, content)
+    with pytest.warns(UserWarning, match=r"^texts: 3 of 5 files are empty, and left out, as .*a\.txt$"):
+        assert read_texts([tmp_path]).documents == ("one", "two")
+    with pytest.warns(UserWarning, match=r"^data: 3 of 5 files are empty, and left out, as .*a\.txt$"):
+        assert ["".join(document) for document in read_source(str(tmp_path))] == ["one", "two"]
+    for name in ("b.txt", "e.jsonl"):
+        (tmp_path / name).unlink()
+    with pytest.raises(UserError, match=r"^texts: expected text, all of 3 files are empty, as .*a\.txt$"):
+        read_texts([tmp_path])
 
 
 def test_a_parquet_file_without_a_column_of_text(tmp_path: Path) -> None:

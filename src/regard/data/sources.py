@@ -18,7 +18,7 @@ from regard.data.texts import (
     find_document_files,
     load_python_documentation,
     load_standard_library,
-    read_documents,
+    read_all_documents,
     split_sections,
 )
 from regard.errors import UserError
@@ -87,8 +87,7 @@ def read_source(where: str) -> Iterator[Document]:
                 check_columns(["text"], row, str(split), "data")
                 yield row["text"] or ""
     else:
-        for path in find_text_files(where):
-            yield from read_documents(path, "data")
+        yield from read_all_documents(find_text_files(where), "data")
 
 
 def identify_source(where: str) -> str:

@@ -31,7 +31,7 @@ from regard.data.tables import (
     read_records,
     row_unit,
 )
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 
 Document = str | Iterable[str]  # a text, or the pieces of a text too long for memory, which can be read once
 _SECTION_SIZE = 1 << 15
@@ -68,6 +68,37 @@ def read_documents(path: Path, option: str) -> Iterator[Document]:
         return iter([_require_text(read_pieces(path, option), str(path), option)])
     texts = (_take_text(record, location, option) for location, record in _read_rows(path, option))
     return _require_text(texts, str(path), option)
+
+
+def read_all_documents(files: Sequence[Path], option: str) -> Iterator[Document]:
+    """Iterate over the documents of files; of several, those without text are left out, with a warning.
+
+    Raises UserError if none has text.
+    """
+    for file in find_full_files(files, option):
+        yield from read_documents(file, option)
+
+
+def find_full_files(files: Sequence[Path], option: str) -> list[Path]:
+    """Return the files of several that have text or a conversation, and warn of others. UserError if none has any."""
+    full = [file for file in files if _has_text(file, option)] if len(files) > 1 else list(files)
+    if not full:
+        raise UserError(f"{option}: expected text, all of {len(files)} files are empty, as {files[0]}")
+    if without := sorted({*files}.difference(full)):
+        warn_user(f"{option}: {len(without)} of {len(files)} files are empty, and left out, as {without[0]}")
+    return full
+
+
+def _has_text(path: Path, option: str) -> bool:
+    if not is_table(path.name):
+        return any(piece.strip() for piece in read_pieces(path, option))
+    rows = _read_rows(path, option)
+    return any(_is_conversation(record) or _take_text(record, place, option).strip() for place, record in rows)
+
+
+def _is_conversation(record: Mapping[str, Any]) -> bool:
+    """Whether a row has a conversation and no text, which it would be read as."""
+    return MESSAGES in record and "text" not in record
 
 
 def find_suffix(path: Path) -> str:
@@ -180,7 +211,7 @@ def _read(path: str | Path, conversations: bool) -> list[str | Conversation]:
     expected = f"a file of text, a table (.jsonl, .csv, .tsv, .parquet), a folder with {_ALLOWED}, or -;"
     files = find_document_files(Path(path), expected, _OPTION)
     documents: list[str | Conversation] = []
-    for file in files:
+    for file in find_full_files(files, _OPTION):
         talks = list(_read_conversations(file)) if conversations and is_table(file.name) else []
         documents += talks or ["".join(document) for document in read_documents(file, _OPTION)]
     return documents
@@ -189,7 +220,7 @@ def _read(path: str | Path, conversations: bool) -> list[str | Conversation]:
 def _read_conversations(path: Path) -> Iterator[Conversation]:
     """Iterate over the conversations of a table; there are none if its first row has none, or has text."""
     for number, (location, record) in enumerate(_read_rows(path, _OPTION)):
-        if MESSAGES not in record or "text" in record:
+        if not _is_conversation(record):
             if number:
                 raise UserError(f"texts: expected the column '{MESSAGES}' in {location}, found {', '.join(record)}")
             return
