@@ -33,7 +33,8 @@ HALVING = HalvesMaker(frozenset({0, CLS, SEP, 4}), SEP, length=10, pad=0)
 
 
 def begun(*, dropout: float = 0.0, **config: Any) -> tuple[Learner, Idbr]:
-    method = Idbr(IdbrConfig(**{"memory_fraction": 0.25, "replay_interval": 3, "hidden_size": 5, **config}))
+    replay = {"memory_fraction": 0.25, "replay_interval": 3} if config.get("replay", True) else {}
+    method = Idbr(IdbrConfig(**{**replay, "hidden_size": 5, **config}))
     return make_learner(stream(), method, loaded(dropout=dropout), BUDGET, seed=1), method
 
 

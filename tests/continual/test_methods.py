@@ -314,3 +314,23 @@ def test_settings_that_are_none() -> None:
         parsed({"memory_siz": 1})
     with pytest.raises(UserError, match=r"^set: there is no setting memory_size, the method has none$"):
         METHODS["finetune"].Config.parse({"memory_size": 1})
+
+
+@pytest.mark.parametrize(
+    "name, settings, told",
+    [
+        ("prescale", "common_tokens=frequent", "scaling=sink, which reads it, got scaling=full"),
+        ("prescale", "min_document_frequency=.2 scaling=sink", "common_tokens=frequent, which reads it, got common_to"),
+        ("replay", "replay_interval=10", "replay_mode=interval, which reads it, got replay_mode=batch"),
+        ("replay-lora", "replay_batch_size=3 replay_mode=merge", "replay_mode=batch or interval, which reads it, got"),
+        ("mbpa++", "l2_weight=.1 adaptation_steps=0", "adaptation_steps above 0, which reads it, got adaptation_steps"),
+        ("ewc", "decay_factor=.5", "online=true, which reads it, got online=false"),
+        ("idbr", "memory_size=90 replay=false", "replay=true, which reads it, got replay=false"),
+    ],
+)
+def test_settings_that_change_nothing_beside_the_others_are_refused(name: str, settings: str, told: str) -> None:
+    """They were taken in silence: `--set replay_interval=10` alone gave the numbers of the default."""
+    values = dict(setting.split("=", 1) for setting in settings.split())
+    with pytest.raises(UserError, match=f"^{next(iter(values))}: expected {told}"):
+        METHODS[name].Config.parse(values)
+    assert METHODS[name].Config.unread(values) == {next(iter(values))}

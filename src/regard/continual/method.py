@@ -47,6 +47,7 @@ class MethodConfig:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self), include_extras=True).items():
             _check_value(name, getattr(self, name), hint)
+        check_required(self, self.conditions)
 
     @classmethod
     def parse(cls, values: Mapping[str, Any]) -> MethodConfig:
@@ -60,6 +61,13 @@ class MethodConfig:
             hint = f"{suggestion} Allowed" if suggestion else "; allowed"
             raise UserError(f"set: there is no setting {unknown[0]}{hint} are {', '.join(valid_names)}")
         return cls(**{name: _convert_value(name, value, hints[name]) for name, value in values.items()})
+
+    @classmethod
+    def restore(cls, values: Mapping[str, Any]) -> MethodConfig:
+        """Return settings that a run had; earlier versions took those that nothing reads beside the others."""
+        names = {setting.name for setting in dataclasses.fields(cls)}
+        unread = cls.unread({name: value for name, value in values.items() if name in names})
+        return cls.parse({name: value for name, value in values.items() if name not in unread})
 
     @classmethod
     def unread(cls, values: Mapping[str, Any]) -> set[str]:

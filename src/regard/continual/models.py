@@ -156,7 +156,7 @@ def _select_learned_tasks(tasks: list[dict[str, Any]], tasks_trained: int, name:
 def build_network(classifier: Classifier, method: Mapping[str, Any], *, tasks: int, seed: int) -> Network:
     """Return a method's network, by its name and settings."""
     method_class = method_named(method["name"])
-    config = method_class.Config.parse(method["settings"])
+    config = method_class.Config.restore(method["settings"])
     return method_class.Network(classifier, tasks=tasks, config=config, seed=seed)
 
 

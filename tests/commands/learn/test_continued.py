@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from regard.commands.learn.result import LearnResult
+from regard.commands.learn.rollback import rollback
 from regard.commands.learn.run import learn
 from regard.continual.earlier_tasks import KEPT, KEPT_TENSORS
 from regard.continual.methods import METHODS
@@ -374,3 +375,21 @@ def test_a_run_whose_held_out_text_changed_is_not_gone_on_with(tmp_path: Path) -
     text.write_text("say blue run sit the cat of dog red . " * 8)
     with pytest.raises(UserError, match=rf"^continue: expected {text} as .*run read it, it has changed; restore it$"):
         run_over(tasks, tmp_path / "more", after=tmp_path / "part" / "run")
+
+
+def test_a_run_with_a_setting_that_changed_nothing_goes_on_and_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version that took settings which nothing reads beside the others; this one refuses them."""
+    given: dict[str, Any] = {"method": "replay", "seeds": [1], "set": ("replay_interval=7", "memory_size=5")}
+    with monkeypatch.context() as version:
+        version.setattr(METHODS["replay"].Config, "conditions", {})
+        run_over(first(stream(3), 2), tmp_path / "before", **given)
+    with pytest.raises(UserError, match=r"^replay_interval: expected replay_mode=interval, which reads it, got"):
+        run_over(stream(3), tmp_path / "new", **given)
+    longer = run_over(stream(3), tmp_path / "longer", after=tmp_path / "before" / "run")
+    assert [run["settings"]["replay_interval"] for run in longer.metadata["runs"]] == [100]
+    now = run_over(stream(3), tmp_path / "whole", **{**given, "set": ("memory_size=5",)})
+    pd.testing.assert_frame_equal(scores(longer), scores(now))
+    folder = rollback(tmp_path / "before" / "run", 2, out=tmp_path / "back", model=loaded())
+    assert folder.is_dir()

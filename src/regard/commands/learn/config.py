@@ -52,8 +52,6 @@ a learning rate each method has that of what it trains.
 HOW_MODELS_ARE_SAVED = "(a sweep and --no-save-models keep none): `regard learn --config {run} --out DIR`"
 AS_GIVEN = "given"
 """Keeps the order of a `Stream` object; named streams have no such order."""
-
-
 EPOCHS = ("num_epochs", "num_probing_epochs")
 """Fields without which the scale sets the minimum of steps."""
 
@@ -306,7 +304,7 @@ class LearnConfig(Config):
         from regard.continual.methods import method_named
         from regard.continual.own_method import naming_own_code
 
-        method_class, settings = method_named(self.method), dict(map(_pair, self.set))
+        method_class, settings = method_named(self.method), dict(map(parse_setting, self.set))
         if settings and not fields(method_class.Config):
             raise UserError(f"set: {self.method} has no settings, got {next(iter(settings))}")
         with naming_own_code():
@@ -381,10 +379,10 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     if not names or len(set(names)) < len(names):
         raise UserError(f"method: expected names apart by commas, each once, got {config.method!r}")
     config_classes = {name: method_named(name).Config for name in names}
-    shared = share_settings(config_classes, dict(map(_pair, config.set))) if len(names) > 1 else {}
+    shared = share_settings(config_classes, dict(map(parse_setting, config.set))) if len(names) > 1 else {}
     configs = []
     for name in names:
-        values = tuple(value for value in config.set if len(names) == 1 or _pair(value)[0] in shared[name])
+        values = tuple(value for value in config.set if len(names) == 1 or parse_setting(value)[0] in shared[name])
         configs.append(replace(config, method=name, set=values))
         with naming_own_code(), naming_method(name, names):
             head = configs[-1].make_method().head  # which checks the settings
@@ -393,7 +391,8 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
     return configs
 
 
-def _pair(item: str) -> tuple[str, str]:
+def parse_setting(item: str) -> tuple[str, str]:
+    """Return name and value of an item of `set`. Raises UserError."""
     name, equal, value = item.partition("=")
     if not (name and equal and value):
         raise UserError(f"set: expected NAME=VALUE, got {item!r}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
+from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig, parse_setting
 from regard.commands.learn.heads import HEAD
 from regard.commands.learn.identity import BEYOND, hash_beyond
 from regard.commands.learn.one_run import Run
@@ -50,7 +50,8 @@ class FinishedRun:
 
     def configure(self, stream: Any, method: Any, seeds: Any, arguments: Mapping[str, Any]) -> LearnConfig:
         """Return the run's configuration with the new tasks behind its stream. Raises UserError for other changes."""
-        config, runs = LearnConfig.from_dict(self.result.metadata["config"]), self.result.metadata["runs"]
+        runs = self.result.metadata["runs"]
+        config = _without_unread(LearnConfig.from_dict(self.result.metadata["config"]))
         metrics = {task["metric"] for task in self.result.metadata["stream"]["tasks"] if task.get("metric")}
         side = runs[0].get("truncation_side", "right")  # which runs had that do not name it
         if metrics and side != config.side:
@@ -99,7 +100,7 @@ class FinishedRun:
             config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
         now = json.loads(json.dumps(method.config.to_dict()))
         defaults = json.loads(json.dumps(type(method.config)().to_dict()))
-        for name in {**now, **chosen["settings"]}:
+        for name in {**now, **chosen["settings"]}.keys() - method.config.unread(now):
             before, after = chosen["settings"].get(name, defaults.get(name)), now.get(name)
             if before != after:
                 raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
@@ -147,6 +148,16 @@ class FinishedRun:
         names = [task["name"] for task in metadata["stream"]["tasks"]]
         own = {"created": metadata["created"], "version": metadata["version"], "tasks": names, SEAL: metadata[SEAL]}
         return [*metadata.get(CONTINUED, []), own]
+
+
+def _without_unread(config: LearnConfig) -> LearnConfig:
+    """Leave out settings that no method reads beside the others, which earlier versions took."""
+    read, items = set[str](), dict(map(parse_setting, config.set))
+    for name in config.method.split(","):
+        known = method_named(name.strip()).Config
+        own = {key: items[key] for key in items.keys() & {setting.name for setting in fields(known)}}
+        read |= own.keys() - known.unread(own)
+    return config.replace(set=tuple(item for item in config.set if parse_setting(item)[0] in read))
 
 
 def _rows_of(table: pd.DataFrame, run: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """Fine-tuning and probing task after task, a model for each task, and all at once: what others are held against."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from regard.continual import method
 from regard.continual.learner import Learner
@@ -65,6 +66,7 @@ class Joint(Method):
 
 Scaling = Literal["full", "uniform", "sink"]
 Common = Literal["list", "frequent"]
+_SINK = method.RequiredSetting("scaling", ("sink",))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,10 @@ class PreScaleConfig(method.MethodConfig):
         min_document_frequency: Share of the first task's training texts that a frequent token is in.
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = {
+        "common_tokens": (_SINK,),
+        "min_document_frequency": (_SINK, method.RequiredSetting("common_tokens", ("frequent",))),
+    }
     scaling: Scaling = "full"
     common_tokens: Common = "list"
     min_document_frequency: method.Fraction = 0.5

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -124,6 +124,10 @@ class IdbrConfig(method.MethodConfig):
         new_reg_scale: Scale of both in batches of the current task; `replay_reg_scale`: in batches that replay.
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = dict.fromkeys(
+        ("memory_fraction", "memory_size", "replay_interval", "replay_reg_scale"),
+        (method.RequiredSetting("replay", ("true",)),),
+    )
     replay: bool = True
     memory_fraction: method.Fraction = 0.01
     memory_size: method.PositiveInt = 2000

@@ -1,8 +1,9 @@
 """Memory-based parameter adaptation: a model that adapts to each text's neighbors in memory before it answers."""
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,10 @@ class MbPAConfig(memory.MemoryConfig):
         adaptation_scope: "all" trained weights, or the "head".
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = dict.fromkeys(
+        ("num_neighbors", "adaptation_lr", "l2_weight", "adaptation_scope"),
+        (method.RequiredSetting("adaptation_steps"),),
+    )
     replay_interval: method.PositiveInt = 100
     num_neighbors: method.PositiveInt = 32
     adaptation_steps: method.NonNegativeInt = 30

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ class EwcConfig(method.MethodConfig):
         online: Keep one penalty around the last weights, with earlier information weighted by `decay_factor`.
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = {
+        "decay_factor": (method.RequiredSetting("online", ("true",)),)
+    }
     ewc_lambda: method.NonNegative = 400.0
     fisher_samples: method.PositiveInt = 256
     fisher_labels: Labels = "model"

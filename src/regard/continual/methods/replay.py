@@ -1,9 +1,9 @@
 """Experience replay, dark experience replay (DER++), and no step that would make the memory's loss grow (A-GEM)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ class ReplayConfig(memory.MemoryConfig):
     of the memory alone, "merge" joins both into one training set.
     """
 
+    conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = {
+        "replay_interval": (method.RequiredSetting("replay_mode", ("interval",)),),
+        "replay_batch_size": (method.RequiredSetting("replay_mode", ("batch", "interval")),),
+    }
     replay_mode: ReplayMode = "batch"
     replay_interval: method.PositiveInt = 100
 

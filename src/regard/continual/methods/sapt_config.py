@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from regard.adapters.attention import ProjectionOrder
 from regard.adapters.routers import QueryName, RouterName
 from regard.continual import adapter_network, method
-from regard.continual.method import EMPTY, RequiredSetting, check_required
+from regard.continual.method import EMPTY, RequiredSetting
 from regard.errors import UserError
 
 AUTO = "auto"
@@ -119,7 +119,6 @@ class SaptConfig(adapter_network.LoraConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_required(self, self.conditions)
         parse_layers(self.query_layers)
         if self.gate == "published" and not self.joint_training:
             problem = "gate=published, whose keys learn from the tasks' losses alone"
