@@ -98,17 +98,19 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     other.add_adapter("other")
     other.export_peft("other", tmp_path / "other")
     saved = adapters.save_pretrained(tmp_path / "saved")
-    (tmp_path / "swept").mkdir()
-    (tmp_path / "swept" / "sweep.json").write_text("{}", encoding="utf-8")
+    for command in ("learn", "pretrain"):
+        (tmp_path / f"swept-{command}").mkdir()
+        (tmp_path / f"swept-{command}" / "sweep.json").write_text(json.dumps({"command": command}), encoding="utf-8")
     for given, message in (
         (folder / "task0", "adapters: expected at least two to merge, got 1"),
         ([folder, tmp_path / "other"], r"adapters: expected those of one base, got \w+ and \w+ as weights \(sha256\)"),
         (tmp_path, r"adapters: expected adapters of PEFT \(folders with adapter_config.json\), of save_pretrained, or"),
         (saved, "adapters: expected a base with a name in .*; write them with `export_peft_set`"),
         (
-            tmp_path / "swept",
-            r"adapters: expected .*, got the sweep .*swept, whose runs keep no models: `regard learn --",
+            tmp_path / "swept-learn",
+            r"adapters: expected .*, got the sweep .*swept-learn, whose runs keep no models: `regard learn --",
         ),
+        (tmp_path / "swept-pretrain", r"adapters: expected .*, got the sweep .*swept-pretrain of `regard pretrain`$"),
     ):
         if given == tmp_path:
             given = tmp_path / "nowhere"

@@ -179,6 +179,7 @@ def _read(path: Path, stack: ExitStack) -> Iterator[PeftAdapter]:
     """Read the adapters of a folder; those of a run, and of `save_pretrained`, are first written for PEFT."""
     from regard.adapters.peft_format import CONFIG, ROUTER, list_set, name_folders, read_adapter
     from regard.adapters.saving import METADATA
+    from regard.runs.output_dir import read_json
 
     if (path / CONFIG).is_file():
         yield read_adapter(path)
@@ -192,10 +193,10 @@ def _read(path: Path, stack: ExitStack) -> Iterator[PeftAdapter]:
     if not names:
         expected = f"adapters of PEFT (folders with {CONFIG}), of save_pretrained, or a run of `regard learn`"
         if (path / SWEEP).is_file():
-            raise UserError(
-                f"adapters: expected {expected}, got the sweep {path}, whose runs keep no models: "
-                f"`regard learn --config {path / 'trials'}/KEY --out DIR` learns one again, and keeps them"
-            )
+            command = read_json(path / SWEEP).get("command")
+            way = f"`regard learn --config {path / 'trials'}/KEY --out DIR` learns one again, and keeps them"
+            hint = f", whose runs keep no models: {way}" if command == "learn" else f" of `regard {command}`"
+            raise UserError(f"adapters: expected {expected}, got the sweep {path}{hint}")
         raise UserError(f"adapters: expected {expected}, got {path}")
     for name in names:
         yield read_adapter(path / name)
