@@ -341,8 +341,10 @@ def test_a_model_with_adapters_is_not_saved_as_a_whole(tmp_path: Path) -> None:
     for part in (adapters.model, adapters.model.base_model):
         with pytest.raises(UserError, match=r"^save_pretrained: expected a model without adapters.*after unload\(\)"):
             part.save_pretrained(tmp_path / "whole", safe_serialization=True)
+        with pytest.raises(UserError, match=r"^save_pretrained: expected a model without adapters"):
+            part.push_to_hub("some/where")  # which made a repository before it was refused
     with pytest.raises(UserError, match=r"expected a folder and overwrite, got safe_serialization; save adapters by"):
         adapters.save_pretrained(tmp_path / "adapters", safe_serialization=True)
     assert not list(tmp_path.iterdir())
     adapters.unload().save_pretrained(tmp_path / "whole")
-    assert "save_pretrained" not in vars(adapters.model)
+    assert not {"save_pretrained", "push_to_hub"} & vars(adapters.model).keys()

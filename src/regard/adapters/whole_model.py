@@ -8,6 +8,8 @@ from transformers import PreTrainedModel
 from regard.errors import UserError
 
 SAVE = "save_pretrained"
+_SAVING = (SAVE, "push_to_hub")
+"""What refuses: `push_to_hub` by itself, too, for it makes a repository before it calls the other."""
 ADVICE = (
     "save adapters by SharedAdapters.save_pretrained(folder), the base before it gets adapters or after unload(); of a "
     "Trainer the model is the SharedAdapters"
@@ -17,14 +19,16 @@ ADVICE = (
 def refuse_to_save(model: nn.Module) -> None:
     """Let a model and its parts refuse to be saved, until `save_again`."""
     for part in _parts(model):
-        setattr(part, SAVE, _refuse)
+        for name in _SAVING:
+            setattr(part, name, _refuse)
 
 
 def save_again(model: nn.Module) -> None:
     """Undo that."""
     for part in _parts(model):
-        if vars(part).get(SAVE) is _refuse:
-            delattr(part, SAVE)
+        for name in _SAVING:
+            if vars(part).get(name) is _refuse:
+                delattr(part, name)
 
 
 def refuse_options(options: Any) -> None:
