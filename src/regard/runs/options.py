@@ -175,6 +175,9 @@ class Option:
         if number is not None:
             in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
             if not ((isinstance(value, int) or math.isfinite(value)) and all(in_limits)):
+                most = self.declared["maximum"]
+                if most is not None and value > most >= 2**53:  # which `expected` does not say
+                    raise UserError(f"{self.label}: expected at most {most}, got {value}")
                 raise self.error(value)
         if self.choices is not None and value not in self.choices:
             raise self.error(describe_value(value))

@@ -98,7 +98,7 @@ def test_an_attention_may_have_changes_behind_its_name() -> None:
         ({"epsilon": 1.5}, "epsilon: expected a number over 0 and of at most 0.999, got 1.5"),
         ({"data_fraction": 2.0}, "data-fraction: expected a number over 0 and of at most 1, got 2.0"),
         ({"learning_rate": 0}, "learning-rate: expected a number over 0, got 0"),
-        ({"seed": 2**70}, "seed: expected a whole number of at least 0, got 1180591620717411303424"),
+        ({"seed": 2**70}, "seed: expected at most 9223372036854775807, got 1180591620717411303424"),
         ({"num_kv_heads": 3}, "num-kv-heads: expected a divisor of the 4 heads, got 3"),
         ({"attention": "differential", "num_kv_heads": 1}, "num-kv-heads: expected an even number for differential"),
         (
