@@ -40,6 +40,7 @@ def config_field(
     syntax: str | None = None,
     none_word: str = "none",
     metavar: str | None = None,
+    blank: bool = False,
 ) -> Any:
     """Declare a field of a configuration.
 
@@ -51,7 +52,7 @@ def config_field(
     `commas` says that a text may name several with commas, too.
     `parser` reads a text in a way of its own, or raises ValueError; `syntax` says in messages what it reads, as
     "numbers and ranges such as 0,3,8-11". `none_word` is the text that stands for None; empty if no text does.
-    `metavar` stands for the value in the help; None: N, X or NAME, by the type.
+    `metavar` stands for the value in the help; None: N, X or NAME, by the type. `blank`: a text may be empty.
     """
     known = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=known)
@@ -172,6 +173,8 @@ class Option:
             value = os.fspath(value)
         if type(value) is not self.kind:
             raise self.error(describe_value(value))
+        if isinstance(value, str) and not value.strip() and not self.declared["blank"]:
+            raise self.error(describe_value(value))  # of a shell's variable that is not set; a path would be "."
         if number is not None:
             in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
             if not ((isinstance(value, int) or math.isfinite(value)) and all(in_limits)):

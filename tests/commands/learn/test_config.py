@@ -273,6 +273,9 @@ def test_of_several_methods_the_one_whose_setting_cannot_be_is_named() -> None:
     "said, told",
     [
         ({"scale": "huge"}, f"scale: expected one of {', '.join(SCALES)}, got 'huge'"),
+        ({"evaluate": ""}, "evaluate: expected a name or none, got ''"),
+        ({"held_out": " "}, "held-out: expected a name or none, got ' '"),
+        ({"adapter": ""}, "adapter: expected a name or none, got ''"),
         ({"head": "linear"}, "head: expected one of auto, labels, method, got 'linear'"),
         ({"task_type": "words"}, "task-type: expected one of auto, classification, generation, got 'words'"),
         ({"task_type": None}, "task-type: expected one of auto, classification, generation, got None"),

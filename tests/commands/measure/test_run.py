@@ -649,3 +649,8 @@ def test_a_decoder_begins_the_same_by_name_as_in_python(tiny: Callable[[str], Pa
     pd.testing.assert_frame_equal(by_name.tokens, in_python.tokens)
     first = by_name.tokens.query("site == 'decoder' and position == 0")
     assert set(first["token"]) == {tokenizer.convert_ids_to_tokens(9)}
+
+
+def test_a_prompt_may_be_empty() -> None:
+    """Other texts of options may not: they name something."""
+    assert MeasureConfig.from_dict({"prompt": ""}).prompt == ""

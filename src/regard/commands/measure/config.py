@@ -65,6 +65,7 @@ class MeasureConfig(Config):
         "text beside each image, sound or video, for models that read both (default: Describe the image., … sound. "
         "or … video.)",
         metavar="TEXT",
+        blank=True,
     )
     frames: int | None = config_field(
         None, "frames of each video, spread evenly (default: as many as the model takes, else all)", none_word="auto"
