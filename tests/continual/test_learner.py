@@ -126,6 +126,20 @@ def test_all_tasks_together_have_the_least_number_of_steps_of_each_and_no_limit(
         assert method.batches(one, 2, phase).steps == expected
 
 
+def test_a_task_of_fewer_rows_than_a_batch_may_have_computes_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--batch-size 1000` made each step of a task of 18 rows compute 1000."""
+    one = learner(budget=replace(BUDGET, batch_size=1000))
+    one.task = 1
+    batches = one.epoch_batches(one.items(1), one.fine_tuning_phase())
+    assert (batches.steps, batches.size) == (2, 18)
+    assert sorted(batches.rows(1)["rows"].tolist()) == list(range(18))
+    assert (batches.rows(1)["labels"] != IGNORE_INDEX).all()
+    monkeypatch.setattr("regard.continual.learner.num_processes", lambda: 4)
+    few = one.epoch_batches(one.items(1)[:3], one.fine_tuning_phase())
+    assert few.size == 4
+    assert (few.rows(0)["labels"] != IGNORE_INDEX).tolist() == [True] * 3 + [False]
+
+
 def test_stages_have_the_budget_s_rates() -> None:
     one = learner()
     tuning, probing = one.fine_tuning_phase(), one.probing_phase(num_epochs=7)

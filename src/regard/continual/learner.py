@@ -17,6 +17,7 @@ from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
 from regard.models.heads import LabelTextHead
 from regard.models.model_files import eval_mode
+from regard.runs.rank import num_processes
 
 NetworkT = TypeVar("NetworkT", bound=Network)
 Row = dict[str, Any]
@@ -94,8 +95,11 @@ class Learner:
         return replace(TrainingPhase(name="probing", num_epochs=epochs, learning_rate=rate, trains="head"), **changes)
 
     def epoch_batches(self, items: Sequence[ExampleRef], stage: TrainingPhase) -> Batches:
-        """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing."""
-        epochs, size = self.schedule(items, stage), self.budget.batch_size
+        """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing.
+
+        Of fewer items than a batch may have rows all batches are of that size, but of a row a process at least.
+        """
+        epochs, size = self.schedule(items, stage), min(self.budget.batch_size, max(len(items), num_processes()))
         return Batches(epochs.steps, size, lambda step: self.rows(epochs.at(step), size=size))
 
     def schedule(
