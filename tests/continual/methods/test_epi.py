@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.continual.adapter_network import PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.epi import (
     OTHER_TASK_PENALTY,
@@ -239,3 +240,20 @@ def test_a_task_of_single_rows_leaves_the_covariance_as_it_was() -> None:
     network.learn(drawn(2, width, seed=1).double(), torch.tensor([2, 3]), 1)
     assert torch.equal(network.covariance, known)
     assert network.known[1, 2:4].all()
+
+
+def test_classes_of_another_task_than_the_found_one_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the task known they are compared among themselves; in float32, 1e-5 and 0 less 1000 were one number."""
+    learner = make_learner(stream(), Epi(SMALL), loaded(), BUDGET, seed=1)
+    network = learner.network_as(EpiNetwork).eval()
+    network.owned.copy_(learner.task_classes)
+    logits = torch.zeros(1, len(learner.stream.classes))
+    own = learner.task_classes[1].nonzero().flatten()
+    logits[0, own[-1]] = 1e-5
+
+    def forward(self: EpiNetwork, _: dict[str, Tensor]) -> Tensor:
+        self.identified_tasks = torch.tensor([0])
+        return logits
+
+    monkeypatch.setattr(PoolNetwork, "forward", forward)
+    assert int(network({})[0, own].argmax()) == len(own) - 1

@@ -95,7 +95,7 @@ class EpiNetwork(PoolNetwork):
         identified, self.identified_tasks = self.identified_tasks, None
         if self.training or identified is None or not self.owned.shape[1]:
             return logits
-        return as_float32(logits) - OTHER_TASK_PENALTY * ~self.owned[identified]
+        return as_float32(logits).double() - OTHER_TASK_PENALTY * ~self.owned[identified]  # float32 would make ties
 
     def learn(self, states: Tensor, labels: Tensor, task: int) -> None:
         """Take in what a task's training rows are: states (row, width), and the class of each (row,).
