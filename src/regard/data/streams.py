@@ -106,7 +106,7 @@ def read_stream(
         raw = _read_user(name, folder, seed, task_type, missing_values)
         metadata |= _describe_user(raw, name, instructions)
         if metric is not None and metadata["task_type"] != "generation":
-            raise UserError(f"metric: expected none with tasks of classification, got {metric!r}")
+            raise UserError(f"metric: expected none with {name!r}, whose tasks have classes, got {metric!r}")
     elif metric is not None:
         raise UserError(f"metric: expected none with {name!r}, which has its own, got {metric!r}")
     elif benchmark is None:
