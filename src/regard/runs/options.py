@@ -173,7 +173,7 @@ class Option:
             value = os.fspath(value)
         if type(value) is not self.kind:
             raise self.error(describe_value(value))
-        if isinstance(value, str) and not value.strip() and not self.declared["blank"]:
+        if isinstance(value, str) and not value.strip() and not self.declared["blank"] and value != self.default:
             raise self.error(describe_value(value))  # of a shell's variable that is not set; a path would be "."
         if number is not None:
             in_limits = (_LIMITS[name][1](value, limit) for name, limit in self._limits().items())
