@@ -8,9 +8,11 @@ import pytest
 import regard
 
 
-def test_importing_the_package_does_not_import_torch() -> None:
+@pytest.mark.parametrize("module", ["regard", "regard.cli"])
+def test_importing_the_package_or_the_command_line_does_not_import_torch(module: str) -> None:
     code = (
-        "import sys, regard; print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)), regard.__version__)"
+        f"import sys, regard, {module};"
+        "print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)), regard.__version__)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[] 0.1.0\n"

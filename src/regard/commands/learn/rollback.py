@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.commands.learn.config import HOW_MODELS_ARE_SAVED
-from regard.commands.learn.lengths import LENGTHS
 from regard.errors import UserError
 from regard.runs.arguments import parse_optional
 
@@ -98,6 +97,7 @@ def _write_card(run: str | Path, network: Network, method: str | None, seed: int
     """Add the lengths of texts and answers to the network's lineage, and return its card."""
     import pandas as pd
 
+    from regard.commands.learn.lengths import LENGTHS
     from regard.continual.learnt_model import describe_learnt_model
     from regard.runs.result import read_metadata
 
