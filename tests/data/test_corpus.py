@@ -138,6 +138,8 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, conte
 def test_places_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"there is no .*gone.txt"):
         identify_source(str(tmp_path / "gone.txt"))
+    with pytest.raises(UserError, match=r"there is no ~nobody-of-this-name/gone.txt"):
+        identify_source("~nobody-of-this-name/gone.txt")
     with pytest.raises(UserError, match=r"in the folder .*, found none"):
         find_text_files(str(tmp_path))
     pd.DataFrame({"words": ["x"]}).to_parquet(tmp_path / "a.parquet")

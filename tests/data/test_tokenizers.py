@@ -172,6 +172,11 @@ def test_no_tokenizer_there(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_the_home_folder_of_a_user_who_is_not_there() -> None:
+    with pytest.raises(UserError, match=r"^tokenizer: expected .*~nobody-of-this-name/tokenizer"):
+        read_tokenizer("~nobody-of-this-name/tokenizer")
+
+
 def test_a_special_token_written_in_a_text_is_told_to_measure_and_to_pretrain(tmp_path: Path) -> None:
     """What a chat template has written is read as tokens where it is measured, and as text where it is learnt."""
     text, tokenizer = "ab c<|endoftext|>de f" * 3, train_tokenizer(["ab c de f"], 257)

@@ -191,6 +191,11 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "is no folder here and no id of the hub" in refusal(tmp_path / "gone" / "model")
 
 
+def test_the_home_folder_of_a_user_who_is_not_there(saved: Saved) -> None:
+    assert "~nobody-of-this-name/model" in refusal("~nobody-of-this-name/model")
+    assert "~nobody-of-this-name/adapter" in refusal(saved("bert"), adapter="~nobody-of-this-name/adapter")
+
+
 def test_a_file_in_place_of_a_folder(saved: Saved) -> None:
     assert "is a file" in refusal(saved("bert") / "config.json")
 

@@ -323,6 +323,21 @@ def test_the_libraries_are_bundled_once(bundles: list[str], tmp_path: Path) -> N
     assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
+def test_a_user_without_a_home_folder_bundles_them_each_time(
+    bundles: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_entry(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("REGARD_CACHE")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    monkeypatch.chdir(tmp_path)
+    assert [again(), again()] == ["made ✓\n"] * 2
+    assert len(bundles) == 2
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_damaged_bundle_is_made_again(bundles: list[str], tmp_path: Path) -> None:
     again()
     (path,) = (tmp_path / "cache").iterdir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +76,7 @@ def _describe(message: Mapping[str, Any]) -> str:
 
 def read_template(path: str, option: str = "chat-template") -> str:
     """Return the chat template in a file, such as chat_template.jinja of a saved tokenizer."""
-    text = "".join(read_pieces(Path(path).expanduser(), option))
+    text = "".join(read_pieces(Path(os.path.expanduser(path)), option))
     if not text.strip():
         raise UserError(f"{option}: expected a chat template in Jinja, {path} is empty")
     return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
 from collections.abc import Iterable, Iterator
@@ -120,7 +121,7 @@ def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> It
 def find_text_files(where: str) -> list[Path]:
     """Return the file at a path, or all text files in a folder and below, sorted by path."""
     expected = f"{PYTHON}, hub:NAME, a file of text or a table, or a folder with {', '.join(SUFFIXES)},"
-    return find_document_files(Path(where).expanduser(), expected, "data")
+    return find_document_files(Path(os.path.expanduser(where)), expected, "data")
 
 
 def check_source(source: Source) -> None:

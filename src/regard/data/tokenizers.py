@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import unicodedata
 from collections import Counter
@@ -45,7 +46,7 @@ def train_tokenizer(documents: Iterable[str], size: int) -> PreTrainedTokenizerF
 
 def read_tokenizer(name: str | Path) -> Any:
     """Load the tokenizer in a folder or with an id on the hub. Raise UserError if there is none."""
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.exists() and not any(file for pattern in _FILES for file in folder.glob(pattern)):
         expected = "a folder with tokenizer.json or a vocabulary, or a hub id"
         raise UserError(f"tokenizer: expected {expected}; {name} has none")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def find_base_files(model: Any) -> list[Path]:
     name = str(getattr(model, "name_or_path", "") or "")
     if not name:
         return []
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     try:
         if not folder.is_dir():
             revision = getattr(model.config, "_commit_hash", None)
@@ -130,14 +131,15 @@ def describe_files(files: Sequence[Path], rounding: Rounding) -> BaseFiles:
     stats = [(str(path.resolve()), path.stat()) for path in files]
     key = [[name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino] for name, stat in stats]
     name = sha256_of_json([_CACHE_VERSION, rounding, sorted(key)])[:32]
-    path = cache_dir() / "bases" / f"{name}.json"
-    known = _read_record(path)
-    if known is not None:
-        return known
+    with suppress(UserError):  # of a user without a home folder
+        known = _read_record(cache_dir() / "bases" / f"{name}.json")
+        if known is not None:
+            return known
     described = _read_files(files, rounding)
     tensors = {name: [list(one.shape), one.is_float, one.checksum] for name, one in described.tensors.items()}
     with suppress(UserError):  # where nothing can be written, files are read again the next time
-        write_file(path, json.dumps(seal({"base": described.sha256, "tensors": tensors})))
+        record = json.dumps(seal({"base": described.sha256, "tensors": tensors}))
+        write_file(cache_dir() / "bases" / f"{name}.json", record)
     return described
 
 

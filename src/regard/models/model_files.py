@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def find_model_folder(name: str, *, code: bool = False, weights: bool = True) ->
     """Return the folder with a model's files; of a hub id they are fetched, `code` (Python) and `weights` if true."""
     if name == MINILM:
         return _embedded()
-    folder = Path(name).expanduser()
+    folder = Path(os.path.expanduser(name))
     if folder.is_dir():
         if not any((folder / file).is_file() for file in ("config.json", ADAPTER_CONFIG)):
             raise UserError(f"model: expected config.json in the folder '{name}', {_describe_folder(folder, name)}")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def is_adapter(folder: Path) -> bool:
 
 def find_adapter_folder(name: str) -> Path:
     """Return the folder of an adapter on disk or on the hub. Raises UserError."""
-    given = Path(name).expanduser()
+    given = Path(os.path.expanduser(name))
     names = sorted(path.parent.name for path in given.glob(f"*/{CONFIG}"))
     if names and not any((given / file).is_file() for file in (CONFIG, "config.json")):
         raise UserError(f"adapter: expected one of the folders in '{name}' ({', '.join(names)}), got all of them")

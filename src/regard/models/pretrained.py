@@ -1,5 +1,6 @@
 """A pretrained model with its tokenizer, ready to be looked at."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def check_model(name: str, adapter: str | None = None, *, code: bool = False, la
     if adapter is not None:
         peft_adapters.find_adapter_folder(adapter)
     _read_config(folder, base, code, language_model=language_model)
-    if base == model_files.MINILM or Path(base).expanduser().is_dir():
+    if base == model_files.MINILM or os.path.isdir(os.path.expanduser(base)):
         find_weight_files(folder, base)
     check_tokenizer_files(folder, base)
 

@@ -256,7 +256,8 @@ def libraries() -> str:
     Bundling takes seconds, so the script is kept with a checksum in the cache folder, if that can be written.
     """
     key = sha256(f"{version('vl-convert-python')}\n{_SCRIPT}".encode()).hexdigest()[:16]
-    path = Path(os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard") / f"charts-{key}.js"
+    folder = Path(os.environ.get("REGARD_CACHE") or os.path.expanduser("~/.cache/regard"))
+    path = folder / f"charts-{key}.js"
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, script = path.read_text(encoding="utf-8").partition("\n")
         if checksum == _checksum(script):
@@ -264,6 +265,8 @@ def libraries() -> str:
     import vl_convert
 
     script = str(vl_convert.javascript_bundle(_SCRIPT))
+    if folder.parts[:1] == ("~",):  # this user has no home folder
+        return script
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as file:

@@ -175,8 +175,15 @@ def write_file(path: str | Path, content: str | bytes) -> None:
 
 
 def cache_dir(folder: str | Path | None = None) -> Path:
-    """Return the folder of what is made once, such as packed text: this one, else $REGARD_CACHE or ~/.cache/regard."""
-    return Path(folder or os.environ.get("REGARD_CACHE") or Path.home() / ".cache" / "regard")
+    """Return the folder of what is made once, such as packed text: this one, else $REGARD_CACHE or ~/.cache/regard.
+
+    Raises UserError for a user without a home folder.
+    """
+    named = folder or os.environ.get("REGARD_CACHE")
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "regard"
+    except RuntimeError:
+        raise UserError("cache: expected the home folder of this user, there is none; set REGARD_CACHE") from None
 
 
 def clear_leftovers(folder: Path) -> None:

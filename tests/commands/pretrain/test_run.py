@@ -382,6 +382,18 @@ def test_the_cache_is_where_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert cache_dir("elsewhere") == Path("elsewhere")
 
 
+def test_a_user_without_a_home_folder_is_asked_for_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.delenv("REGARD_CACHE", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.raises(UserError, match=r"^cache: expected the home folder of this user, there is none; set REGARD_C"):
+        cache_dir(None)
+    assert cache_dir("elsewhere") == Path("elsewhere")
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "changes",

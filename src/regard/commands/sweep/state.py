@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,7 @@ class SweepState:
 
     def add_data(self, paths: Iterable[str]) -> None:
         """Add the hashes of what trials read. Raises UserError for what has changed since earlier trials read it."""
-        places = {path: Path(path).expanduser() for path in paths}
+        places = {path: Path(os.path.expanduser(path)) for path in paths}
         hashes = {path: hash_path(place) for path, place in places.items() if place.exists()}
         if changed := next((path for path, sha256 in hashes.items() if self.data.get(path, sha256) != sha256), None):
             raise UserError(
