@@ -1,12 +1,15 @@
 """A block whose attention is not that of the model is refused before anything is measured."""
 
 import copy
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from transformers.integrations import sdpa_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from regard.errors import UserError
 from regard.hooks import attention_function, fidelity, replacing, watching
@@ -37,6 +40,24 @@ def misread(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
         return attention_function.replace(read(*args), **changes)
 
     monkeypatch.setattr(attention_function, "_read_call", read_otherwise)
+
+
+def test_sdpa_that_ignores_a_soft_cap_is_refused_with_what_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Gemma 2 was loaded before Transformers 5.22."""
+
+    def without_cap(*args: Any, softcap: float | None = None, **options: Any) -> Any:
+        return sdpa_attention_forward(*args, **options)
+
+    of_transformers = FunctionType(
+        without_cap.__code__, {**vars(sdpa_attention), "__name__": sdpa_attention.__name__}, closure=()
+    )
+    of_transformers.__kwdefaults__ = without_cap.__kwdefaults__
+    monkeypatch.setitem(transformers.AttentionInterface._global_mapping, "sdpa", of_transformers)
+    monkeypatch.setattr(transformers.Gemma2PreTrainedModel, "_supports_sdpa", True)
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "attn_logit_softcapping": 2.0}
+    with pytest.raises(UserError, match=r"its SDPA another thing, .* set attn_implementation='eager'$"):
+        verify_routing(model_of("Gemma2", **sizes))
+    verify_routing(model_of("Gemma2", "eager", **sizes))
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])

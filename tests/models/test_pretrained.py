@@ -187,6 +187,26 @@ def test_an_unknown_model() -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["Gemma2", "T5Gemma"])
+def test_scores_with_a_soft_cap_are_those_of_eager_attention(
+    kind: str, saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Transformers takes by default: before 5.22 it is SDPA, which leaves the cap out."""
+    monkeypatch.setattr(getattr(transformers, f"{kind}PreTrainedModel"), "_supports_sdpa", True)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 1, "head_dim": 8, "vocab_size": 99}
+    if kind == "Gemma2":
+        config: Any = transformers.Gemma2Config(**sizes)
+    else:
+        parts = {name: transformers.T5GemmaModuleConfig(**sizes) for name in ("encoder", "decoder")}
+        config = transformers.T5GemmaConfig(**parts, vocab_size=99)
+    folder = saved("llama")
+    config.save_pretrained(folder)
+    model = load(folder, random_weights=True).model
+    hosts = [module for module in model.modules() if hasattr(module, "attn_logit_softcapping")]
+    assert {module.config._attn_implementation for module in hosts} == {"eager"}
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     assert "is no folder here and no id of the hub" in refusal(tmp_path / "gone" / "model")
 

@@ -117,10 +117,15 @@ def _compare(model: nn.Module, forwards: Iterable[Mapping[str, Any]], *, is_know
             if not tracer.modules:
                 raise no_attention_interface(model)
             advice = "Please report this model; verify=False (--skip-verification) measures it nevertheless"
-            if _is_that_of_sdpa(model, inputs, routed, tracer):
+            if _is_that_of(SDPA, EAGER_NAME, model, inputs, routed, tracer):
                 advice = (
                     "Its SDPA computes what Regard does, its eager attention another thing, as for queries that see no "
                     "key; set attn_implementation='sdpa'"
+                )
+            elif _is_that_of(EAGER, NAME, model, inputs, routed, tracer):
+                advice = (
+                    "Its eager attention computes what Regard does, its SDPA another thing, as before Transformers "
+                    "5.22 for scores with a soft cap; set attn_implementation='eager'"
                 )
             elif not is_known:
                 advice = "An attention that was registered computes another thing; set attn_implementation='sdpa'"
@@ -129,16 +134,18 @@ def _compare(model: nn.Module, forwards: Iterable[Mapping[str, Any]], *, is_know
     return is_compared
 
 
-def _is_that_of_sdpa(model: nn.Module, inputs: Mapping[str, Any], routed: _Pass, tracer: _Tracer) -> bool:
-    """Return whether a routed forward is that of the model's SDPA, of a model whose eager attention is set."""
-    to_sdpa = [(config, name, SDPA) for config, name, value in routing_of_configs(model) if value == EAGER_NAME]
-    if not to_sdpa or _has_own_attention(model):
+def _is_that_of(
+    attention: str, routed_as: str, model: nn.Module, inputs: Mapping[str, Any], routed: _Pass, tracer: _Tracer
+) -> bool:
+    """Return whether a routed forward is that of another attention of the model than is set in what is `routed_as`."""
+    to_other = [(config, name, attention) for config, name, value in routing_of_configs(model) if value == routed_as]
+    if not to_other or _has_own_attention(model):
         return False
-    with patched(to_sdpa):
+    with patched(to_other):
         try:
             own = _run(model, inputs)
         except Exception:
-            return False  # it has no SDPA
+            return False  # it has none of that kind
     return _find_difference(model, own, routed, tracer, inputs) is None
 
 

@@ -116,8 +116,9 @@ def load(
     if adapter_folder is not None and random_weights:
         raise UserError(f"adapter: expected none with random weights, got '{adapter}'")
     with suppress_logging():
-        options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device), "attn_implementation": attn_implementation}
+        options: dict[str, Any] = {"dtype": _dtype(dtype, torch_device)}
         config = _read_config(folder, name, trust_remote_code, language_model=language_model)
+        options["attn_implementation"] = attn_implementation or _attention_with_caps(config)
         files = [] if random_weights else find_weight_files(folder, name)
         kind: Kind | None = "images" if images else "audio" if audio else "videos" if videos else None
         processor, tokenizer = load_readers(folder, name, config, kind, trust_remote_code=trust_remote_code)
@@ -177,6 +178,14 @@ def _read_config(folder: Path, name: str, trust_remote_code: bool, *, language_m
     if language_model:
         check_generates_text(config, name)
     return config
+
+
+def _attention_with_caps(config: Any) -> dict[str, str] | str | None:
+    """Return "eager", by part, where scores have a soft cap, which SDPA ignores before Transformers 5.22; else None."""
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return "eager"
+    parts = {name: getattr(config, name, None) for name in getattr(config, "sub_configs", {})}
+    return {name: "eager" for name, part in parts.items() if _attention_with_caps(part)} or None
 
 
 def _select_class(
