@@ -1,7 +1,9 @@
 import importlib
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -57,3 +59,17 @@ def test_every_option_of_a_command_is_typed_in_its_signature(name: str) -> None:
 def test_what_is_not_there_is_said_to_be_missing() -> None:
     with pytest.raises(AttributeError, match="nonsense"):
         _ = regard.nonsense  # type: ignore[attr-defined]
+
+
+def test_the_source_archive_holds_what_its_makefile_its_tests_and_its_readme_name() -> None:
+    root = Path(__file__).parents[1]
+    toml = pytest.importorskip("tomllib", reason="tomllib is part of Python 3.11 and newer")
+    project = toml.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    included = set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"])
+    modules = re.findall(r"-m (\w+)", (root / "Makefile").read_text(encoding="utf-8"))
+    for test in root.glob("tests/**/*.py"):
+        modules += re.findall(r"^(?:from|import) (\w+)", test.read_text(encoding="utf-8"), re.MULTILINE)
+    linked = re.findall(r"\]\((?!http)([\w.]+)", (root / "README.md").read_text(encoding="utf-8"))
+    needed = {name for name in (*modules, *linked) if (root / name).exists()}
+    assert {"benchmarks", "demo", "experiments", "tests", "CHANGELOG.md"} <= needed
+    assert needed <= included
