@@ -54,7 +54,9 @@ THRESHOLDS = (
         16,
         also=("hooks.sequences",),
     ),
-    Threshold("hooks.average", "ROUNDING", "distance from 1 of a row's sum that is rounding", 1 / 4, 4, "averages"),
+    Threshold(
+        "constants.constants", "ROUNDING", "distance from 1 of a row's sum that is rounding", 1 / 4, 4, "averages"
+    ),
     Threshold("adapters.layouts", "TOLERANCE", "difference of equal rows in what a layer reads", 1 / 4, 4, "layouts"),
 )
 """Those that decide numbers, not speed. 1 / 4 and 4 are factors; other pairs are numbers themselves."""

@@ -49,16 +49,16 @@ def test_a_threshold_stands_unless_a_model_changes() -> None:
         {"host": host, "read": "statistics, averages", "cpu_seconds": 1.0, **dict.fromkeys(page.CASES, SAME)}
         for host in ("causal/a", "masked/b")
     ]
-    lines[1]["average.ROUNDING larger"] = "averages: other numbers"
+    lines[1]["constants.ROUNDING larger"] = "averages: other numbers"
     tables = page.Tables(pd.DataFrame(lines), {})
     rows = {row[0]: row for row in page.threshold_table(tables).rows}
-    assert list(rows["average.ROUNDING"][2:]) == ["0.0001", "2.5e-05", "0.0004", "2", "0", "1", "near"]
+    assert list(rows["constants.ROUNDING"][2:]) == ["0.0001", "2.5e-05", "0.0004", "2", "0", "1", "near"]
     assert list(rows["products.RECENT_PRODUCTS"][2:]) == ["4", "2", "16", "2", "0", "0", "stands"]
     assert list(rows["layouts.TOLERANCE"][5:]) == ["0", "0", "0", "stands"]
-    assert page.change_table(tables).rows == [["average.ROUNDING", "larger", "masked/b", "averages: other numbers"]]
+    assert page.change_table(tables).rows == [["constants.ROUNDING", "larger", "masked/b", "averages: other numbers"]]
     assert (
         page.describe(tables)
-        == f"{len(THRESHOLDS) - 1} of {len(THRESHOLDS)} stand, on 2 models; near: average.ROUNDING."
+        == f"{len(THRESHOLDS) - 1} of {len(THRESHOLDS)} stand, on 2 models; near: constants.ROUNDING."
     )
 
 

@@ -523,7 +523,7 @@ def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
         ({"method": [1]}, "method: expected one of finetune, "),
         ({"samples_per_class": 3}, "samples-per-class cannot be used with a Stream object, which has its own rows"),
         ({"seed": 1, "seeds": [2]}, "seed: expected none beside seeds, got 1"),
-        ({"method": []}, "method: expected names apart by commas, each once, got ''"),
+        ({"method": []}, "method: expected a name, got ''"),
         ({"set": ("scaling=full",)}, "set: probe has no settings, got scaling"),
         ({"num_epochs": 0}, "num-epochs: expected a whole number of at least 1 or none, got 0"),
         ({"order": "2-0"}, "order: expected each number from 0 to 2 once"),
