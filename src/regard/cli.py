@@ -142,8 +142,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _write_any_sign() -> None:
-    """Let standard output write what its encoding lacks as an escape, as standard error does."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    """Let standard output write what its encoding lacks as an escape, as standard error does, also with LC_ALL=C."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -27,9 +27,12 @@ def printing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Printing:
     return lambda: cli.main(["check", "run"])
 
 
-def test_signs_that_a_terminal_lacks_are_escaped(printing: Printing, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second is that of LC_ALL=C
+def test_signs_that_a_terminal_lacks_are_escaped(
+    errors: str, printing: Printing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii", errors=errors))
     assert printing() == 0
     assert raw.getvalue().startswith(rb"2 tasks \xb7 gr\xf6\xdfe")
 
