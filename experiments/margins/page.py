@@ -56,10 +56,11 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "## Thresholds",
             thresholds,
             f"Every sixth model type of [models.md](models.md) that is exact or refused there: tiny, with random "
-            f"weights and inputs of seed {SEED} (those of that page have another). They have few layers, short texts "
-            "and one kind of image, so a number that matters for long inputs alone is not tried. Read are the default "
-            "statistics, plain, with images or sounds, masked and while generating; whether a model in bfloat16 is "
-            "refused; whether averages keep the sums of rows; and where adapters find rows.",
+            f"weights and inputs of seed {SEED}. They have few layers, short texts and one kind of image, so a number "
+            "that matters for long inputs alone is not tried; and a model that does not ask for a number cannot tell: "
+            "those of `products` and `two_operands` matter where a module multiplies its matrices itself. Read are the "
+            "default statistics, plain, with images or sounds, masked and while generating; whether a model in "
+            "bfloat16 is refused; whether averages keep the sums of rows; and where adapters find rows.",
             "## What changed",
             changes if changes.rows else "Nothing.",
         ],
