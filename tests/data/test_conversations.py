@@ -1,16 +1,24 @@
 """Conversations are written by a chat template; a window is the beginning of one."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from regard.data import make_conversation_windows, make_text_windows, read_texts
-from regard.data.conversations import Conversation, read_template, take_conversation, write_conversations
+from regard.data.conversations import (
+    Conversation,
+    describe_template,
+    read_template,
+    take_conversation,
+    write_conversations,
+)
 from regard.data.texts import take_texts
 from regard.errors import UserError
 
@@ -127,11 +135,24 @@ def test_parts_of_a_content_are_one_text_and_calls_of_tools_stay() -> None:
 @pytest.mark.parametrize(
     "value,message",
     [
-        ({"messages": []}, "expected a list of messages, each with role and content, in a test, got list"),
+        ({"messages": []}, "expected a list of messages, each with role and content, in a test, got an empty one"),
         ({"messages": "w0"}, "expected a list of messages, each with role and content, in a test, got str"),
         ([{"from": "human", "value": "w0"}], "each with role and content, in a test, got fields from, value"),
         ([{"role": "user"}], "expected text as content of each message in a test, got none"),
         ([{"role": "user", "content": 5}], "expected text as content of each message in a test, got int"),
+        ([{"role": "user", "content": 5, "id": "a"}], "expected text as content of each message in a test, got int"),
+        (
+            [{"role": "user", "content": None, "id": "a"}],
+            "expected text as content of each message in a test, got none",
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "w0"}], "name": "a"}],
+            "expected text as content of each message in a test, got image",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "w0"}], "tools": "none"},
+            "expected a list of tools, each a JSON schema, in a test, got str",
+        ),
         ([{"role": "user", "content": [{"type": "image", "url": "a"}]}], "of each message in a test, got image"),
     ],
 )
@@ -146,8 +167,81 @@ def test_a_conversation_that_the_template_refuses_is_named(with_bos: Any, tmp_pa
         UserError, match=r"texts: the chat template cannot write conversation 0: .*roles must alternate"
     ):
         list(write_conversations(conversations(talk("w0")), with_bos, strict))
+    last = conversations(*[talk("w7 w7 w7")] * 5, talk("w9"))
+    picky = "{% if messages[0].content == 'w9' %}{{ raise_exception('no') }}{% endif %}{{ messages[0].content }}"
+    for seed in range(3):
+        with pytest.raises(UserError, match="the chat template cannot write conversation 5: no"):
+            make_conversation_windows(last, with_bos, length=3, samples=6, template=picky, seed=seed)
+    with_bos.chat_template = {"rag": "w0"}  # several by name, without a default
+    with pytest.raises(UserError, match=r"the chat template cannot write conversation 0: .*no default"):
+        list(write_conversations(last, with_bos))
     (tmp_path / "empty.jinja").write_text(" \n")
     with pytest.raises(UserError, match=r"chat-template: expected a chat template in Jinja, .*empty.jinja is empty"):
         read_template(str(tmp_path / "empty.jinja"))
     with pytest.raises(UserError, match="chat-template: expected a file, there is no"):
         read_template(str(tmp_path / "gone.jinja"))
+
+
+def test_tools_of_a_row_are_written(with_bos: Any, tmp_path: Path) -> None:
+    tools = [{"name": "w20"}, {"name": "w21", "parameters": {"type": "w30"}}]
+    rows = [{"messages": talk("w1"), "tools": tools}, {"messages": talk("w1"), "tools": None}]
+    template = "{% for tool in tools or [] %}{{ tool.name + ' ' }}{% endfor %}{{ messages[0].content }}"
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pyarrow.parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "talks.parquet")
+    found = [read_texts([tmp_path / name], conversations=True) for name in ("talks.jsonl", "talks.parquet")]
+    as_json = [{**rows[0], "tools": json.dumps(tools)}, rows[1]]
+    for texts in (*found, take_texts(rows), take_texts(as_json)):
+        assert list(write_conversations(texts.conversations, with_bos, template)) == ["w20 w21 w1", "w1"]
+        assert texts.sha256 == found[0].sha256
+    assert take_texts(rows[:1]).sha256 != take_texts([{"messages": talk("w1")}]).sha256
+    with_bos.chat_template = {"default": "w0", "tool_use": template}
+    assert list(write_conversations(found[0].conversations, with_bos)) == ["w20 w21 w1", "w0"]
+
+
+def test_nulls_that_a_table_fills_in_are_left_out(tmp_path: Path) -> None:
+    calls = [{"name": "w5", "arguments": {"city": "w6"}}, {"name": "w5", "arguments": {"day": "w7"}}]
+    talks = [[{"role": "user", "content": "w0"}, {"role": "assistant", "tool_calls": [call]}] for call in calls]
+    pyarrow.parquet.write_table(pa.table({"messages": talks}), tmp_path / "talks.parquet")
+    rows = pyarrow.parquet.read_table(tmp_path / "talks.parquet")
+    assert rows["messages"][0].as_py()[1]["tool_calls"][0]["arguments"] == {"city": "w6", "day": None}
+    found = read_texts([tmp_path / "talks.parquet"], conversations=True)
+    assert found.sha256 == take_texts(talks).sha256 == take_texts(rows.to_pandas()["messages"]).sha256
+
+
+@pytest.mark.parametrize(
+    "template,expected",
+    [
+        ("{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}", "w3"),
+        ("{% if messages[0].content is string %}w8{% else %}{{ messages[0].content[0].text }}{% endif %}", "w3"),
+        ("{{ messages[0].content | trim }}", "w3"),
+        ("w8", "w8"),
+        ("{% if messages[0].content is string %}{{ messages[0].content }}{% else %}w8{% endif %}", "w3"),
+    ],
+)
+def test_a_template_of_parts_is_given_parts(template: str, expected: str, with_bos: Any) -> None:
+    talks = conversations(talk("w3"), talk("w3", "w4"))
+    assert list(write_conversations(talks, with_bos, template)) == [expected] * 2
+
+
+def test_what_is_given_in_python_is_told_from_conversations() -> None:
+    with pytest.raises(UserError, match=r"got one conversation; pass a list of conversations, as \[texts\]$"):
+        take_texts(talk("w0", "w1"))
+    with pytest.raises(UserError, match=r"pass one entry of each, as \[row\['text'\] for row in texts\]"):
+        take_texts([{"messages": talk("w0"), "text": "w1"}])  # as in a file, of which the text is read
+    with pytest.raises(UserError, match="with role and content, in conversation 1, got an empty one"):
+        take_texts([talk("w0"), []])
+    with pytest.raises(UserError, match="texts: expected Unicode in conversation 1, got half of a surrogate pair"):
+        take_texts([talk("w0"), talk("\ud800")])
+    frame = pd.DataFrame({"messages": [talk("w0")], "tools": [[{"name": "w1"}]]})
+    with pytest.raises(UserError, match=r"got a DataFrame; pass its rows, as texts.to_dict\('records'\)"):
+        take_texts(frame)
+    assert take_texts(frame.to_dict("records")).conversations[0].tools == ({"name": "w1"},)
+
+
+def test_a_template_that_writes_the_date_has_it_in_its_record(with_bos: Any) -> None:
+    dated = describe_template(with_bos, "{{ strftime_now('%d %b %Y') }}")
+    assert len(dated["chat_template_date"]) == len("2026-11-30")
+    with_bos.chat_template = "w0"
+    assert describe_template(with_bos, None) == {"chat_template_sha256": hashlib.sha256(b"w0").hexdigest()}
+    with_bos.chat_template = {"default": "w0", "tool_use": "w1"}
+    assert describe_template(with_bos, None).keys() == {"chat_template_sha256"}

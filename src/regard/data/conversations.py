@@ -2,66 +2,109 @@
 
 from __future__ import annotations
 
+import datetime
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from regard.data.tables import read_pieces
 from regard.errors import UserError, describe_error
 
-MESSAGES = "messages"
-"""The column of conversations."""
+MESSAGES, TOOLS = "messages", "tools"
+"""The columns of conversations, and of the tools that a model may call in them."""
 _EXPECTED = "a list of messages, each with role and content"
+_CALLS = ("tool_calls", "function_call")
+"""Fields of a message that may have no content."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, as a chat template takes them."""
+    """Messages, and descriptions of tools, as a chat template takes them."""
 
     messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> str:
-        """Return the messages as JSON, their fields in order of their names."""
-        return json.dumps(self.messages, ensure_ascii=False, sort_keys=True, default=str)
+        """Return the messages as JSON, their fields in order of their names; with tools, both in a list."""
+        parts = [self.messages, self.tools] if self.tools else self.messages
+        return json.dumps(parts, ensure_ascii=False, sort_keys=True, default=str)
 
 
 def take_conversation(value: Any, place: str, option: str) -> Conversation:
-    """Return the conversation that a value is, or has under `messages`.
+    """Return the conversation that a value is, or has under `messages`, with the `tools` beside it.
+
+    Fields that are null are left out, also within others: tables fill them in where another row has them.
 
     Raises:
         UserError: It is none, or has something else than text.
     """
-    found = value.get(MESSAGES) if isinstance(value, Mapping) else value
-    messages = tuple(found) if isinstance(found, (list, tuple)) else ()
-    if not messages:
-        raise UserError(f"{option}: expected {_EXPECTED}, in {place}, got {type(found).__name__}")
-    return Conversation(tuple(_take_message(message, place, option) for message in messages))
+    found = _find_messages(value)
+    if not isinstance(found, (list, tuple)) or not found:
+        got = "an empty one" if isinstance(found, (list, tuple)) else type(found).__name__
+        raise UserError(f"{option}: expected {_EXPECTED}, in {place}, got {got}")
+    messages = tuple(_take_message(_clean(message), place, option) for message in found)
+    return Conversation(messages, _take_tools(value.get(TOOLS), place, option) if isinstance(value, Mapping) else ())
 
 
 def is_conversation(value: Any) -> bool:
-    """Return whether a value is a list of messages, or has one under `messages`."""
+    """Return whether a value is a list of messages, or has one under `messages` and no text."""
+    if isinstance(value, Mapping) and "text" in value:
+        return False
+    found = _find_messages(value)
+    return isinstance(found, (list, tuple)) and all(isinstance(one, Mapping) for one in found)
+
+
+def _find_messages(value: Any) -> Any:
+    """Return what a value is, or has under `messages`; arrays, as those of pandas, as lists."""
     found = value.get(MESSAGES) if isinstance(value, Mapping) else value
-    return isinstance(found, (list, tuple)) and bool(found) and all(isinstance(one, Mapping) for one in found)
+    return found.tolist() if isinstance(found, np.ndarray) else found
+
+
+def _clean(value: Any) -> Any:
+    """Return a value of a table with arrays as lists, and without fields that are null."""
+    if isinstance(value, Mapping):
+        return {str(name): _clean(one) for name, one in value.items() if one is not None}
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [_clean(one) for one in value]
+    return value
 
 
 def _take_message(message: Any, place: str, option: str) -> Mapping[str, Any]:
-    """Return a message whose content is one text, without fields that are null, as tables fill them in."""
+    """Return a message whose content is one text, or none where it calls a tool."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         got = f"fields {', '.join(map(str, message))}" if isinstance(message, Mapping) else type(message).__name__
         raise UserError(f"{option}: expected {_EXPECTED}, in {place}, got {got}")
     content = message.get("content")
-    if isinstance(content, (list, tuple)):
+    if isinstance(content, list):
         texts = [
             part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None for part in content
         ]
-        content = None if None in texts else "".join(map(str, texts))
-    fields = {name: value for name, value in message.items() if value is not None}
-    if not isinstance(content, str) and fields.keys() - {"role"} <= {"content"}:
+        content = content if None in texts else "".join(map(str, texts))
+    if not isinstance(content, str) and (content is not None or not any(map(message.get, _CALLS))):
         raise UserError(f"{option}: expected text as content of each message in {place}, got {_describe(message)}")
-    return {**fields, "content": content}
+    return {**message, "content": content}
+
+
+def _take_tools(value: Any, place: str, option: str) -> tuple[Mapping[str, Any], ...]:
+    """Return descriptions of tools, which tables often have as JSON, since their fields differ."""
+    tools = _clean(value)
+    if isinstance(tools, str) and tools.strip():
+        with suppress(ValueError):
+            tools = json.loads(tools)
+    tools = [] if tools in (None, "") else tools
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise UserError(
+            f"{option}: expected a list of tools, each a JSON schema, in {place}, got {type(tools).__name__}"
+        )
+    return tuple(tools)
 
 
 def _describe(message: Mapping[str, Any]) -> str:
@@ -83,27 +126,52 @@ def read_template(path: str, option: str = "chat-template") -> str:
 
 
 def write_conversations(
-    conversations: Sequence[Conversation], tokenizer: Any, template: str | None = None
+    conversations: Sequence[Conversation],
+    tokenizer: Any,
+    template: str | None = None,
+    order: Sequence[int] | None = None,
 ) -> Iterator[str]:
-    """Yield each conversation as text, by a template, or by the tokenizer's own.
+    """Yield each conversation as text, by a template, or by the tokenizer's own; only some in an `order` of numbers.
 
     Raises:
         UserError: There is no template, or it refuses a conversation.
     """
-    template = find_template(tokenizer, template)
-    for number, conversation in enumerate(conversations):
+    check_template(tokenizer, template)
+    write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
+    takes_parts = _takes_parts(write)
+    for number in range(len(conversations)) if order is None else order:
+        one = conversations[number]
+        messages = [_in_parts(message) if takes_parts else message for message in one.messages]
         try:
-            yield tokenizer.apply_chat_template(list(conversation.messages), chat_template=template, tokenize=False)
+            yield write(messages, tools=list(one.tools) or None)
         except Exception as error:  # a template raises what it likes
             reason = describe_error(error)[:200]
             raise UserError(f"texts: the chat template cannot write conversation {number}: {reason}") from error
 
 
-def find_template(tokenizer: Any, template: str | None) -> str:
-    """Return a template, or the tokenizer's own. UserError without any."""
-    if template is not None:
-        return template
-    if not getattr(tokenizer, "chat_template", None):
+def _takes_parts(write: Callable[[list[Any]], str]) -> bool:
+    """Whether a template leaves out a content that is a text, and writes one of parts, as those of images beside it."""
+    message = {"role": "user", "content": "regard"}
+    with suppress(Exception):  # as of a template that expects other messages first
+        return message["content"] not in write([message]) and message["content"] in write([_in_parts(message)])
+    return False
+
+
+def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message["content"]
+    return message if content is None else {**message, "content": [{"type": "text", "text": content}]}
+
+
+def check_template(tokenizer: Any, template: str | None) -> None:
+    """Raise UserError if there is no template, and the tokenizer has none."""
+    if template is None and not getattr(tokenizer, "chat_template", None):
         advice = "--chat-template FILE (chat_template=) names one, as that of the model's chat version"
         raise UserError(f"texts: expected a tokenizer with a chat template for conversations, this has none; {advice}")
-    return str(tokenizer.get_chat_template())
+
+
+def describe_template(tokenizer: Any, template: str | None) -> dict[str, str]:
+    """Return the SHA-256 of a template, or of the tokenizer's own, and today's date if it is one that writes it."""
+    used = tokenizer.chat_template if template is None else template
+    text = used if isinstance(used, str) else json.dumps(used, sort_keys=True)  # several, by name
+    date = {"chat_template_date": datetime.date.today().isoformat()} if "strftime_now" in text else {}
+    return {"chat_template_sha256": hashlib.sha256(text.encode("utf-8")).hexdigest(), **date}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.conversations import MESSAGES, Conversation, is_conversation, take_conversation
+from regard.data.conversations import MESSAGES, TOOLS, Conversation, is_conversation, take_conversation
 from regard.data.files import list_files
 from regard.data.tables import (
     check_columns,
@@ -25,7 +25,6 @@ from regard.data.tables import (
     find_json_hint,
     find_table_suffix,
     is_table,
-    is_unicode,
     read_parquet,
     read_pieces,
     read_records,
@@ -158,8 +157,12 @@ class Texts:
         conversations = tuple(document for document in documents if isinstance(document, Conversation))
         if texts and conversations:
             raise UserError(f"texts: expected either texts or conversations, got both in {source}")
-        for document in (*texts, *(conversation.to_json() for conversation in conversations)):
-            digest.update(document.encode("utf-8") + b"\0")
+        for number, document in enumerate((*texts, *(conversation.to_json() for conversation in conversations))):
+            try:
+                digest.update(document.encode("utf-8") + b"\0")
+            except UnicodeEncodeError:
+                place = f"{'conversation' if conversations else 'document'} {number}"
+                raise UserError(f"texts: expected Unicode in {place}, got half of a surrogate pair") from None
         return cls(texts, source, digest.hexdigest(), conversations)
 
     def __repr__(self) -> str:
@@ -279,12 +282,15 @@ def take_texts(texts: Texts | Sequence[Any]) -> Texts:
             splits = list(names) if is_split else []
             columns, where = (names[splits[0]], f"texts[{splits[0]!r}]") if splits else (names, "texts")
             got = f"a {type(texts).__name__}; pass one of its columns, as {where}[{_text_column(columns)!r}]"
+            if where == "texts" and {MESSAGES, TOOLS} <= {*columns} and "text" not in columns:
+                rows = "list(texts)" if hasattr(texts, "column_names") else "texts.to_dict('records')"
+                got = f"a {type(texts).__name__}; pass its rows, as {rows}"
+        elif documents and isinstance(documents[0], Mapping) and {"role", "content"} <= documents[0].keys():
+            got = "one conversation; pass a list of conversations, as [texts]"
         elif documents and isinstance(documents[0], Mapping):
             got += f"; pass one entry of each, as [row[{_text_column(documents[0])!r}] for row in texts]"
         expected = "a list of at least one document, each a string, or a list of messages (a conversation)"
         raise UserError(f"texts: expected {expected}; got {got}")
-    if (broken := next((n for n, document in enumerate(documents) if not is_unicode(document)), None)) is not None:
-        raise UserError(f"texts: expected Unicode in document {broken}, got half of a surrogate pair")
     return Texts.of(documents, "given in Python")
 
 

@@ -127,7 +127,7 @@ def make_conversation_windows(
     windows: list[tuple[int, list[int]]] = []
     counts: list[int] = []
     order = random.Random(seed).sample(range(len(conversations)), len(conversations))
-    written = write_conversations([conversations[number] for number in order], tokenizer, template)
+    written = write_conversations(conversations, tokenizer, template, order)
     for number, text in zip(order, written, strict=True):
         ids = tokenize_text(text, tokenizer)
         ids = ids[len(first) :] if tuple(ids[: len(first)]) == first else ids

@@ -65,6 +65,7 @@ def caveats(records: Mapping[str, Mapping[str, Any]]) -> list[str]:
         ("data", "input", "input", "values are of different inputs"),
         ("data", "bos", "beginning-of-sequence token", "sinks often stand on it"),
         ("data", "chat_template_sha256", "chat template's checksum", "values are of different texts"),
+        ("data", "chat_template_date", "date that the chat template writes", "values are of different texts"),
         ("data", "samples", "number of samples", "standard errors differ with it"),
         ("data", "frames", "frames of a video", "values are of different inputs"),
         ("data", "prompt", "prompt", "values are of different inputs"),

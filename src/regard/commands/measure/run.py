@@ -1,7 +1,6 @@
 """Measurement of a model's attention on text, images, sounds or videos."""
 
 import copy
-import hashlib
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +39,7 @@ from regard.commands.measure.statistics import (
     tabulate_sink_tokens,
 )
 from regard.data import Images, Sounds, Texts, Videos, Windows
-from regard.data.conversations import MESSAGES, find_template, read_template
+from regard.data.conversations import MESSAGES, describe_template, read_template
 from regard.data.texts import take_texts
 from regard.errors import UserError, describe_error, warn_user
 from regard.hooks import Watch, watching
@@ -211,16 +210,8 @@ def _describe_data(
         "samples": len(samples.input_ids),
         "length": config.length,
         **{name: getattr(samples, name) for name in ("tokens", "documents", "too_short")},
-        **_describe_template(texts, config, loaded),
+        **(describe_template(loaded.tokenizer, _read_template(config)) if texts and texts.conversations else {}),
     }
-
-
-def _describe_template(texts: Texts | None, config: MeasureConfig, loaded: models.Loaded) -> dict[str, str]:
-    """Return the SHA-256 of the template that has written conversations."""
-    if texts is None or not texts.conversations:
-        return {}
-    template = find_template(loaded.tokenizer, _read_template(config))
-    return {"chat_template_sha256": hashlib.sha256(template.encode("utf-8")).hexdigest()}
 
 
 def _read_template(config: MeasureConfig) -> str | None:
