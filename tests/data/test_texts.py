@@ -93,6 +93,8 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.csv", "text\n", "a.csv is empty"),
         ("a.csv", "body\nx\n", "the column 'text' in .*a.csv, line 2, found body"),
         ("a.json", '["x"]', r"a file of text, a table .*, or -; got .*a.json; write its list as .jsonl"),
+        ("a.ndjson", '{"text": "x"}', r"a file of text, a table .*, or -; got .*a.ndjson; name it .jsonl"),
+        ("a.jsonlines.gz", '{"text": "x"}', r"a file of text, a table .*, or -; got .*a.jsonlines.gz; name it .jsonl"),
         ("a.md", "", "a.md is empty"),
         ("a.pdf", b"%PDF\xe2", "expected UTF-8"),
     ],

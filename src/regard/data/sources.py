@@ -36,7 +36,8 @@ class Source:
     A location is one of
 
     * `python`: the documentation of Python's language and the docstrings of its standard library, two megabytes;
-    * a file (.txt, .jsonl, .parquet; the first two also with .gz), or a folder with such files, also nested;
+    * a file of text, or a table (.jsonl, .csv, .tsv, .parquet) with a column `text`, all but .parquet also with .gz;
+    * a folder with .txt, .jsonl and .parquet, also nested;
     * `hub:NAME[:CONFIG[:SPLIT]]`: the column `text` of a data set of the Hugging Face hub, streamed; the split is
       `train` by default.
     """

@@ -115,7 +115,10 @@ def find_table_suffix(name: str) -> str:
 
 def find_json_hint(name: str) -> str:
     """Say what to do with a file whose name ends in .json or the like, which is no table; empty for others."""
-    return "; write its list as .jsonl, an object on each line" if find_table_suffix(name).startswith(".json") else ""
+    suffix = find_table_suffix(name)
+    if suffix in (".ndjson", ".jsonlines"):
+        return "; name it .jsonl, which has an object on each line"
+    return "; write its list as .jsonl, an object on each line" if suffix.startswith(".json") else ""
 
 
 def find_file(folder: Path, *names: str) -> Path | None:

@@ -14,6 +14,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class Texts:
         conversations = tuple(document for document in documents if isinstance(document, Conversation))
         if texts and conversations:
             raise UserError(f"texts: expected either texts or conversations, got both in {source}")
-        for number, document in enumerate((*texts, *(conversation.to_json() for conversation in conversations))):
+        for number, document in enumerate(chain(texts, map(Conversation.to_json, conversations))):
             try:
                 digest.update(document.encode("utf-8") + b"\0")
             except UnicodeEncodeError:

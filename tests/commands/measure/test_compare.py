@@ -108,6 +108,9 @@ def test_notes_tell_what_differs(made: SimpleNamespace) -> None:
     assert "sequence length (a: 64, b: 128); sink rates depend on it" in notes[0]
     assert "input (a: natural, b: random)" in notes[1]
     assert len(caveats({"a": a, "b": made.record(source="c4", sha256="e" * 64)})) == 2
+    days = {name: made.record(chat_template_date=f"2026-11-{name}") for name in ("29", "30")}
+    (note,) = caveats(days)
+    assert "date that the chat template writes (29: 2026-11-29, 30: 2026-11-30); values are of different texts" in note
 
 
 def test_notes_tell_of_other_layers_windows_and_types(made: SimpleNamespace) -> None:
