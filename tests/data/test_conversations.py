@@ -178,6 +178,12 @@ def test_a_conversation_that_the_template_refuses_is_named(with_bos: Any, tmp_pa
     (tmp_path / "empty.jinja").write_text(" \n")
     with pytest.raises(UserError, match=r"chat-template: expected a chat template in Jinja, .*empty.jinja is empty"):
         read_template(str(tmp_path / "empty.jinja"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "chat_template": TEMPLATE}))
+    assert read_template(str(tmp_path / "tokenizer_config.json")) == TEMPLATE
+    for content in ("{}", "{% if a %}", '["chat_template"]', '{"chat_template": [{"name": "default"}]}'):
+        (tmp_path / "other.json").write_text(content)
+        with pytest.raises(UserError, match=r"in JSON one under 'chat_template'; .*other.json has none"):
+            read_template(str(tmp_path / "other.json"))
     with pytest.raises(UserError, match="chat-template: expected a file, there is no"):
         read_template(str(tmp_path / "gone.jinja"))
 
@@ -194,8 +200,8 @@ def test_tools_of_a_row_are_written(with_bos: Any, tmp_path: Path) -> None:
         assert list(write_conversations(texts.conversations, with_bos, template)) == ["w20 w21 w1", "w1"]
         assert texts.sha256 == found[0].sha256
     assert take_texts(rows[:1]).sha256 != take_texts([{"messages": talk("w1")}]).sha256
-    with_bos.chat_template = {"default": "w0", "tool_use": template}
-    assert list(write_conversations(found[0].conversations, with_bos)) == ["w20 w21 w1", "w0"]
+    with_bos.chat_template = {"default": "{{ messages[0].content + ' w0' }}", "tool_use": template}
+    assert list(write_conversations(found[0].conversations, with_bos)) == ["w20 w21 w1", "w1 w0"]
 
 
 def test_nulls_that_a_table_fills_in_are_left_out(tmp_path: Path) -> None:
@@ -214,12 +220,16 @@ def test_nulls_that_a_table_fills_in_are_left_out(tmp_path: Path) -> None:
         ("{% for part in messages[0].content if part.type == 'text' %}{{ part.text }}{% endfor %}", "w3"),
         ("{% if messages[0].content is string %}w8{% else %}{{ messages[0].content[0].text }}{% endif %}", "w3"),
         ("{{ messages[0].content | trim }}", "w3"),
-        ("w8", "w8"),
+        ("w8 {{ messages[0].role }}", None),
         ("{% if messages[0].content is string %}{{ messages[0].content }}{% else %}w8{% endif %}", "w3"),
     ],
 )
-def test_a_template_of_parts_is_given_parts(template: str, expected: str, with_bos: Any) -> None:
+def test_a_template_of_parts_is_given_parts(template: str, expected: str | None, with_bos: Any) -> None:
     talks = conversations(talk("w3"), talk("w3", "w4"))
+    if expected is None:
+        with pytest.raises(UserError, match="expected a chat template that writes messages, it writes 'w8 w90' of"):
+            list(write_conversations(talks, with_bos, template))
+        return
     assert list(write_conversations(talks, with_bos, template)) == [expected] * 2
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -118,11 +118,23 @@ def _describe(message: Mapping[str, Any]) -> str:
 
 
 def read_template(path: str, option: str = "chat-template") -> str:
-    """Return the chat template in a file, such as chat_template.jinja of a saved tokenizer."""
+    """Return the chat template in a file, as chat_template.jinja or tokenizer_config.json of a saved tokenizer."""
     text = "".join(read_pieces(Path(os.path.expanduser(path)), option))
+    if path.lower().endswith(".json"):
+        text = _find_in_json(text, path, option)
     if not text.strip():
         raise UserError(f"{option}: expected a chat template in Jinja, {path} is empty")
     return text
+
+
+def _find_in_json(text: str, path: str, option: str) -> str:
+    try:
+        found = json.loads(text)["chat_template"]
+    except (ValueError, LookupError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise UserError(f"{option}: expected a chat template, in JSON one under 'chat_template'; {path} has none")
+    return found
 
 
 def write_conversations(
@@ -138,23 +150,30 @@ def write_conversations(
     """
     check_template(tokenizer, template)
     write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
-    takes_parts = _takes_parts(write)
+    form = _find_form(write)
     for number in range(len(conversations)) if order is None else order:
         one = conversations[number]
-        messages = [_in_parts(message) if takes_parts else message for message in one.messages]
+        messages = [_in_parts(message) if form == "parts" else message for message in one.messages]
         try:
-            yield write(messages, tools=list(one.tools) or None)
+            text = write(messages, tools=list(one.tools) or None)
         except Exception as error:  # a template raises what it likes
             reason = describe_error(error)[:200]
             raise UserError(f"texts: the chat template cannot write conversation {number}: {reason}") from error
+        contents = [message["content"].strip() for message in one.messages if message["content"]]
+        if form is None and any(contents) and not any(content and content in text for content in contents):
+            raise UserError(f"texts: expected a chat template that writes messages, it writes {text[:40]!r} of each")
+        yield text
 
 
-def _takes_parts(write: Callable[[list[Any]], str]) -> bool:
-    """Whether a template leaves out a content that is a text, and writes one of parts, as those of images beside it."""
-    message = {"role": "user", "content": "regard"}
-    with suppress(Exception):  # as of a template that expects other messages first
-        return message["content"] not in write([message]) and message["content"] in write([_in_parts(message)])
-    return False
+def _find_form(write: Callable[[list[Any]], str]) -> Literal["text", "parts"] | None:
+    """Return what content of a message a template writes, a text or, as some of images beside it do, parts; or none."""
+    message = {"role": "user", "content": "Regard asks"}
+    try:
+        if message["content"] in write([message]):
+            return "text"
+        return "parts" if message["content"] in write([_in_parts(message)]) else None
+    except Exception:  # as of a template that expects other messages first
+        return "text"
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

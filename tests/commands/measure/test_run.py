@@ -376,6 +376,9 @@ def test_the_embedded_model_on_the_default_text() -> None:
 # -- mistakes of the user -------------------------------------------------------------------------------
 
 
+NO_TEXTS = "texts: expected a list of at least one document, each a string, or a list of messages (a conversation)"
+
+
 @pytest.mark.parametrize(
     "settings,message",
     [
@@ -409,41 +412,35 @@ def test_the_embedded_model_on_the_default_text() -> None:
         ({"statistics": "sink_rate,charm"}, "unknown statistic 'charm'; expected default, all, or some of: sink_rate"),
         ({"statistics": []}, "unknown statistic (none given)"),
         ({"texts": ["w1", "w2 \ud800"]}, "texts: expected Unicode in document 1, got half of a surrogate pair"),
-        ({"texts": "one string"}, "texts: expected a list of at least one document, each a string; got one string"),
-        ({"texts": []}, "texts: expected a list of at least one document, each a string; got none"),
+        ({"texts": "one string"}, f"{NO_TEXTS}; got one string"),
+        ({"texts": []}, f"{NO_TEXTS}; got none"),
         (
             {"texts": [{"id": "1", "text": "a"}]},
-            "texts: expected a list of at least one document, each a string; got "
-            "dict; pass one entry of each, as [row['text'] for",
+            f"{NO_TEXTS}; got dict; pass one entry of each, as [row['text'] for",
         ),
         (
             {"texts": pd.DataFrame({"body": ["a"]})},
-            "texts: expected a list of at least one document, each a string; got "
-            "a DataFrame; pass one of its columns, as texts['body']",
+            f"{NO_TEXTS}; got a DataFrame; pass one of its columns, as texts['body']",
         ),
         (
             {"texts": pd.DataFrame([["a"]])},
-            "texts: expected a list of at least one document, each a string; got "
-            "a DataFrame; pass one of its columns, as texts[0]",
+            f"{NO_TEXTS}; got a DataFrame; pass one of its columns, as texts[0]",
         ),
         (
             {"texts": pd.DataFrame([["a"]], columns=pd.MultiIndex.from_tuples([("post", "body")]))},
-            "texts: expected a list of at least one document, each a string; got "
-            "a DataFrame; pass one of its columns, as texts[('post', 'body')]",
+            f"{NO_TEXTS}; got a DataFrame; pass one of its columns, as texts[('post', 'body')]",
         ),
         (
             {"texts": {"text": ["a"]}},
-            "texts: expected a list of at least one document, each a string; got "
-            "a dict; pass one of its columns, as texts['text']",
+            f"{NO_TEXTS}; got a dict; pass one of its columns, as texts['text']",
         ),
         (
             {"texts": DatasetDict(train=Dataset.from_dict({"body": ["a"]}))},
-            "texts: expected a list of at least one document, each a string; got "
-            "a DatasetDict; pass one of its columns, as texts['train']['body']",
+            f"{NO_TEXTS}; got a DatasetDict; pass one of its columns, as texts['train']['body']",
         ),
         (
             {"texts": ["a", None, 3]},
-            "texts: expected a list of at least one document, each a string; got NoneType, int",
+            f"{NO_TEXTS}; got NoneType, int",
         ),
     ],
     ids=str,
