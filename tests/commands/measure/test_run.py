@@ -415,6 +415,10 @@ NO_TEXTS = "texts: expected a list of at least one document, each a string, or a
         ({"texts": "one string"}, f"{NO_TEXTS}; got one string"),
         ({"texts": []}, f"{NO_TEXTS}; got none"),
         (
+            {"texts": [[{"role": "user", "content": "a"}]], "chat_template": "gone.jinja"},
+            "chat-template: expected a file, there is no gone.jinja",
+        ),
+        (
             {"texts": [{"id": "1", "text": "a"}]},
             f"{NO_TEXTS}; got dict; pass one entry of each, as [row['text'] for",
         ),

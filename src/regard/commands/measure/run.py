@@ -225,7 +225,7 @@ def _check_texts(texts: Texts | Sequence[Any] | None, config: MeasureConfig) -> 
     found = None
     if config.input == "natural":
         found = data.load_python_documentation() if texts is None else take_texts(texts)
-    if config.chat_template is not None and (found is None or not found.conversations):
+    if _read_template(config) is not None and (found is None or not found.conversations):
         got = f"{config.input} tokens" if found is None else "texts"
         raise UserError(f"chat-template: expected conversations (a column {MESSAGES}), which it writes; got {got}")
     return found
