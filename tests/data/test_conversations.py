@@ -125,6 +125,16 @@ def test_text_beside_messages_is_read_as_text(tmp_path: Path) -> None:
         read_texts([tmp_path / "talks.jsonl"], conversations=True)
 
 
+def test_a_column_of_conversations_has_another_name(tmp_path: Path) -> None:
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"id": 1, "conversations": talk("w1")}) + "\n")
+    with pytest.raises(UserError, match=r"expected the column 'messages' in .*line 1, found id, conversations$"):
+        read_texts([tmp_path / "talks.jsonl"], conversations=True)
+    with pytest.raises(UserError, match=r"expected the column 'text' in .*; write conversations as text first, by"):
+        read_texts([tmp_path / "talks.jsonl"])
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"text": "w0", "conversations": talk("w1")}) + "\n")
+    assert read_texts([tmp_path / "talks.jsonl"], conversations=True).documents == ("w0",)
+
+
 def test_parts_of_a_content_are_one_text_and_calls_of_tools_stay() -> None:
     parts = [{"type": "text", "text": "w0 "}, {"type": "text", "text": "w1"}]
     call = {"role": "assistant", "content": None, "tool_calls": [{"name": "w5"}]}

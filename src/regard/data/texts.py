@@ -132,6 +132,8 @@ def _require_text(texts: Iterator[str], name: str, option: str) -> Iterator[str]
 
 
 STANDARD_INPUT = "-"
+_OTHER_NAMES = frozenset({"conversation", "conversations"})
+"""Other names of the column of conversations, which are often of other fields than role and content."""
 _OPTION, _ALLOWED = "texts", ", ".join(SUFFIXES)
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "idlelib", "turtledemo"}
@@ -225,7 +227,7 @@ def _read_conversations(path: Path) -> Iterator[Conversation]:
     """Iterate over the conversations of a table; there are none if its first row has none, or has text."""
     for number, (location, record) in enumerate(_read_rows(path, _OPTION)):
         if not _is_conversation(record):
-            if number:
+            if number or ("text" not in record and _OTHER_NAMES & record.keys()):
                 raise UserError(f"texts: expected the column '{MESSAGES}' in {location}, found {', '.join(record)}")
             return
         yield take_conversation(record, location, _OPTION)
