@@ -47,14 +47,18 @@ def test_the_command_line_shows_warnings_as_plain_lines() -> None:
     code = """
 import warnings
 import regard.cli as cli
-cli.COMMANDS["compare"].run = lambda _: warnings.warn("one\\nand two", stacklevel=1)
+def run(_):
+    warnings.warn("one\\nand two", stacklevel=1)
+    warnings.warn("one\\nand two", stacklevel=1)  # of another line
+    warnings.warn("three", stacklevel=1)
+cli.COMMANDS["compare"].run = run
 write = warnings.formatwarning
 assert cli.main(["compare", "a", "b"]) == 0
 assert warnings.formatwarning is write
 """
     ended = run_python(["-c", code], environment())
     assert (ended.returncode, ended.stdout) == (0, "")
-    assert ended.stderr == "regard compare: warning: one and two\n"
+    assert ended.stderr == "regard compare: warning: one and two\nregard compare: warning: three\n"
 
 
 def environment() -> dict[str, str]:

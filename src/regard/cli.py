@@ -167,10 +167,15 @@ def _print_error(line: str) -> None:
 
 @contextmanager
 def _plain_warnings(command: str) -> Iterator[None]:
-    """Show each warning as one line without source for a while."""
+    """Show each warning once, as one line without source, for a while."""
+    shown = set[str]()
 
     def write(message: Warning | str, *_place: Any, **_options: Any) -> str:
-        return f"regard {command}: warning: {' '.join(str(message).split())}\n" if is_main_process() else ""
+        line = f"regard {command}: warning: {' '.join(str(message).split())}\n"
+        if line in shown or not is_main_process():  # as of files that are read again at another place
+            return ""
+        shown.add(line)
+        return line
 
     before = warnings.formatwarning
     warnings.formatwarning = write
