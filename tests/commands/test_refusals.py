@@ -102,7 +102,7 @@ def test_bad_options(options: tuple[object, ...], message: str, refused: Callabl
         (
             "shared.jsonl",
             b'{"conversations": [{"from": "human", "value": "a"}]}\n',
-            "texts: expected the column 'text' in shared.jsonl, line 1, found conversations; write conversations as",
+            "texts: expected the column 'messages' in shared.jsonl, line 1, found conversations; give each message its",
         ),
         ("cut.parquet", b"PAR1", "texts: expected a Parquet file, cut.parquet is none: "),
     ],

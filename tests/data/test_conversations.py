@@ -127,7 +127,7 @@ def test_text_beside_messages_is_read_as_text(tmp_path: Path) -> None:
 
 def test_a_column_of_conversations_has_another_name(tmp_path: Path) -> None:
     (tmp_path / "talks.jsonl").write_text(json.dumps({"id": 1, "conversations": talk("w1")}) + "\n")
-    with pytest.raises(UserError, match=r"expected the column 'messages' in .*line 1, found id, conversations$"):
+    with pytest.raises(UserError, match=r"'messages' in .*line 1, found id, conversations; give each message its"):
         read_texts([tmp_path / "talks.jsonl"], conversations=True)
     with pytest.raises(UserError, match=r"expected the column 'text' in .*; write conversations as text first, by"):
         read_texts([tmp_path / "talks.jsonl"])

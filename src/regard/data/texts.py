@@ -227,8 +227,11 @@ def _read_conversations(path: Path) -> Iterator[Conversation]:
     """Iterate over the conversations of a table; there are none if its first row has none, or has text."""
     for number, (location, record) in enumerate(_read_rows(path, _OPTION)):
         if not _is_conversation(record):
-            if number or ("text" not in record and _OTHER_NAMES & record.keys()):
-                raise UserError(f"texts: expected the column '{MESSAGES}' in {location}, found {', '.join(record)}")
+            is_named_otherwise = "text" not in record and not _OTHER_NAMES.isdisjoint(record)
+            if number or is_named_otherwise:
+                hint = "; give each message its role and content there" if is_named_otherwise else ""
+                found = f"{', '.join(record)}{hint}"
+                raise UserError(f"texts: expected the column '{MESSAGES}' in {location}, found {found}")
             return
         yield take_conversation(record, location, _OPTION)
 
