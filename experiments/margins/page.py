@@ -73,7 +73,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
 def describe(tables: Tables) -> str:
     """Return how many thresholds stand."""
     near = [threshold.title for threshold in THRESHOLDS if not stands(tables, threshold)]
-    stand = f"{len(THRESHOLDS) - len(near)} of {len(THRESHOLDS)} stand, on {len(tables.runs)} models"
+    counts = [tables.count(threshold) for threshold in THRESHOLDS]
+    stand = f"{len(THRESHOLDS) - len(near)} of {len(THRESHOLDS)} stand, each on {min(counts)} to {max(counts)} models"
     return f"{stand}; near: {join_words(near)}." if near else f"{stand}."
 
 

@@ -56,10 +56,8 @@ def test_a_threshold_stands_unless_a_model_changes() -> None:
     assert list(rows["products.RECENT_PRODUCTS"][2:]) == ["4", "2", "16", "2", "0", "0", "stands"]
     assert list(rows["layouts.TOLERANCE"][5:]) == ["0", "0", "0", "stands"]
     assert page.change_table(tables).rows == [["constants.ROUNDING", "larger", "masked/b", "averages: other numbers"]]
-    assert (
-        page.describe(tables)
-        == f"{len(THRESHOLDS) - 1} of {len(THRESHOLDS)} stand, on 2 models; near: constants.ROUNDING."
-    )
+    stand = f"{len(THRESHOLDS) - 1} of {len(THRESHOLDS)} stand"
+    assert page.describe(tables) == f"{stand}, each on 0 to 2 models; near: constants.ROUNDING."
 
 
 def test_a_small_model_is_read_with_the_thresholds_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
