@@ -50,6 +50,17 @@ def test_gradients_of_gradients_are_refused(backend: str, is_constant: bool) -> 
     assert torch.autograd.grad(grad.square().sum(), leaves[0])[0].abs().sum() > 0
 
 
+@pytest.mark.parametrize("backend", ["sparse", "fused"])
+def test_a_graph_of_several_gradients_at_once_is_refused(backend: str) -> None:
+    """They were constants in silence: a penalty on them changed nothing."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, TOKENS, 4, requires_grad=True) for _ in range(3)]
+    output = output_of(ATTENTIONS[OPERATIONS[backend]], backend, leaves)
+    several = torch.randn(2, *output.shape)
+    with pytest.raises(UserError, match=r"^attention: expected no gradient of its gradient \(create_graph=True\)"):
+        torch.autograd.grad(output, leaves, several, is_grads_batched=True, create_graph=True)
+
+
 @pytest.mark.parametrize("backend", list(OPERATIONS))
 def test_a_graph_of_gradients_may_be_made_where_none_of_attention_is_asked_for(backend: str) -> None:
     """It was refused at once: a penalty on the gradient of what stands behind attention needs none of its gradient."""
@@ -69,3 +80,4 @@ def test_a_graph_of_gradients_may_be_made_where_none_of_attention_is_asked_for(b
     torch.testing.assert_close(through, torch.autograd.grad(output, leaves, incoming, retain_graph=True))
     plain = torch.autograd.grad((output @ weight).sin().sum(), leaves)
     torch.testing.assert_close(every[:3], plain)
+    torch.testing.assert_close([grad.mul_(2) for grad in every[:3]], [2 * grad for grad in plain])

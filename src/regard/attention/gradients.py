@@ -9,8 +9,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.attention.tracing import is_mapped
 from regard.errors import UserError
 
+_REFUSAL = (
+    "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
+    "attn_implementation='eager' of the model has it outside of watching and replacing, and "
+    "backend='materialised' of other operations than softmax"
+)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -35,8 +41,9 @@ def no_grad(function: Callable[Parameters, Result]) -> Callable[Parameters, Resu
 def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     """Return the backward pass of a function whose gradients have none themselves, which refuses to be asked for such.
 
-    With `create_graph=True` they are there, and whoever asks for gradients of them is refused. PyTorch's own decorator
-    refuses in words of its own, and makes them constants in silence where the gradient that comes in is one.
+    With `create_graph=True` they are there, and whoever asks for gradients of them is refused; gradients of several at
+    once (`is_grads_batched=True`) are refused with it. PyTorch's own decorator refuses in words of its own, and makes
+    them constants in silence where the gradient that comes in is one.
     """
     once = once_differentiable(backward)
 
@@ -44,6 +51,8 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
     def run(ctx: Any, *incoming: Any) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return once(ctx, *incoming)
+        if any(is_mapped(grad) for grad in incoming if grad is not None):
+            raise UserError(_REFUSAL)  # they would be constants
         kept = _ReadOnce(ctx)
         with torch.no_grad():
             gradients = backward(kept, *incoming)
@@ -70,15 +79,11 @@ class _FirstOrderOnly(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tensors[:number]
+        return tuple(tensor.detach() for tensor in tensors[:number])  # which may be changed in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        raise UserError(
-            "attention: expected no gradient of its gradient (create_graph=True), which is not computed here; "
-            "attn_implementation='eager' of the model has it outside of watching and replacing, and "
-            "backend='materialised' of other operations than softmax"
-        )
+        raise UserError(_REFUSAL)
 
 
 @contextmanager
