@@ -123,7 +123,8 @@ class Constants:
     def note_row_sums(self, layers: Iterable[Layer]) -> Constants:
         """Return them with the sums of rows of layers where these need not be 1, counted from averages as they were.
 
-        Files of before sums were kept have none, and their rows would be divided by what they sum to.
+        Files of before sums were kept have none, and their rows would be divided by what they sum to. What `to_length`
+        and `approximate` return has no sums to count any more.
         """
         row_sums = {}
         for layer in layers:

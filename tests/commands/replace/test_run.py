@@ -5,7 +5,9 @@ import json
 import random
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,10 +20,13 @@ from regard import models
 from regard.commands.replace.config import ReplaceConfig
 from regard.commands.replace.evaluation import HeadEvaluation
 from regard.commands.replace.result import ReplaceResult
+from regard.commands.replace.run import _fit_constants
 from regard.constants import Constants
 from regard.data import encode, read_task
+from regard.hooks import average_attention
 from regard.runs.intervals import parts_half_width
 from regard.runs.progress import ProgressEvent
+from tests.hooks.test_row_sums import LENGTH, gpt_oss, ids
 from tests.processes import run_python
 
 Tiny = Callable[[str], Path]
@@ -364,6 +369,16 @@ def test_constants_from_a_file(tiny: Tiny, reviews: Path, tmp_path: Path) -> Non
         replaced(tiny, reviews, tmp_path / "work", constants_from=path, special_token_layout="natural")
     with pytest.raises(regard.UserError, match="expected some for 16 tokens, got 12"):
         replaced(tiny, reviews, tmp_path / "work", constants_from=path, length=16)
+
+
+def test_averages_of_before_sums_were_kept_have_them_at_a_shorter_length_too() -> None:
+    """Their counts were cut before the sums were asked for, and rows were divided by what they sum to."""
+    model = gpt_oss()
+    averages = average_attention(model, [ids(6, LENGTH)], LENGTH)
+    given: Any = SimpleNamespace(get_vocab=dict), SimpleNamespace(layout="natural", length=7)
+    fitted = _fit_constants(replace(averages, row_sums={}), model, *given)
+    for key, sums in averages.row_sums.items():
+        torch.testing.assert_close(fitted.row_sums[key], sums[:, :7])
 
 
 @pytest.mark.parametrize(

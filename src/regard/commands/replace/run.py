@@ -18,13 +18,7 @@ from regard.commands.replace.evaluators import EVALUATION_TOKENS, PerplexityEval
 from regard.commands.replace.ranking import list_heads, warn_of_few_heads
 from regard.commands.replace.result import COST_COLUMNS, HEAD_COLUMNS, ReplaceResult
 from regard.commands.replace.scores import ATTENTION, COLUMNS, NONE, WIDTHS, ZEROS
-from regard.constants import (
-    SOURCES,
-    Constants,
-    make_data_free,
-    pattern_fractions,
-    to_length,
-)
+from regard.constants import SOURCES, Constants, make_data_free, pattern_fractions, to_length
 from regard.data import TASKS, Encoded, Task, encode, mask_tokens, read_task
 from regard.data.examples import IGNORE_INDEX
 from regard.data.files import without_hash
@@ -32,7 +26,7 @@ from regard.data.missing_values import LEFT_OUT
 from regard.data.task_catalog import TaskPreset
 from regard.data.tokenizers import warn_of_unknown, warn_of_written
 from regard.errors import UserError, warn_user
-from regard.hooks import model_fingerprint, replacing
+from regard.hooks import find_attention_layers, model_fingerprint, replacing
 from regard.hooks.average import vocabulary_digest
 from regard.hooks.operation import parse_attention
 from regard.hooks.replaced_model import check_original
@@ -281,7 +275,8 @@ def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: En
             f"constants: expected averages in layout {train.layout}, got {constants.origin.layout}; choose that "
             "layout, or compute new averages"
         )
-    constants.check_model(model_fingerprint(encoder))
+    layers = find_attention_layers(encoder)
+    constants.check_model(model_fingerprint(encoder, layers))
     vocabulary = vocabulary_digest(tokenizer)
     if constants.origin.tokenizer not in (None, vocabulary):
         raise UserError("constants: expected averages over inputs of this tokenizer, got those of another vocabulary")
@@ -290,7 +285,7 @@ def _fit_constants(constants: Constants, encoder: Any, tokenizer: Any, train: En
             f"constants: expected some for {train.length} tokens, got {constants.length}; choose --length "
             f"{constants.length}, or fit them with regard.constants.to_length"
         )
-    return to_length(constants, train.length)
+    return to_length(constants.note_row_sums(layer.key for layer in layers if layer.open_rows), train.length)
 
 
 def _describe(
