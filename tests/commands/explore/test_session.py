@@ -1,6 +1,7 @@
 """What the page of `regard explore` is told: the model's own probabilities, and those that `replacing` gives."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from regard.continual.saved_adapters import extract_adapters
 from regard.errors import UserError
 from regard.hooks.head_operations import replacing_each_head
 from tests.continual.small_tasks import WORDS, tokenizer
+from tests.hooks.test_row_sums import gpt_oss
 
 TEXT = "the cat of a dog"
 SIZES: dict[str, Any] = {"vocab_size": len(WORDS), "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -234,6 +236,20 @@ def test_averages_come_from_a_file_and_serve_what_they_serve(tmp_path: Path) -> 
     of_another = regard.average_attention(make("mask"), [ids], length=8).save(tmp_path / "of another")
     with pytest.raises(UserError, match=r"constants: expected .*, got those of one with type"):
         Session(opened(name), of_another, 64)
+
+
+def test_averages_of_before_sums_were_kept_serve_beside_a_learned_logit(tmp_path: Path) -> None:
+    model = gpt_oss()
+    model.resize_token_embeddings(len(WORDS))
+    model.save_pretrained(tmp_path / "model")
+    tokenizer().save_pretrained(tmp_path / "model")
+    averages = regard.average_attention(model, [torch.tensor([tokenizer()(TEXT)["input_ids"]])], length=8)
+    old = replace(averages, row_sums={}).save(tmp_path / "averages")
+    answer = ask(Session(opened(str(tmp_path / "model")), old, 64), decoder_1_0="average", decoder_1_2="average")
+    with regard.replacing(model, averages, heads={(1, 0), (1, 2)}):
+        expected = outputs(model, TEXT).logits[0, -1].double().softmax(-1)
+    for word, share in column(answer, 1).items():
+        assert share == pytest.approx(float(expected[WORDS.index(word)]), rel=1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -186,13 +186,15 @@ class Session:
             return predict(stage, inputs, stage.answerer(**inputs), of_pair)
 
     def _operations(self, stage: Stage, request: Request, tokens: int) -> dict[Head, HeadOperation]:
+        constants = self.constants
         if AVERAGE in request.heads.values():
-            if self.constants is None:
+            if constants is None:
                 raise UserError("average: expected averages, which --constants FILE gives")
-            self.constants.check_model(model_fingerprint(stage.loaded.model, stage.layers))
-        return {head: self._operation(stage, head, name, tokens) for head, name in request.heads.items()}
+            constants.check_model(model_fingerprint(stage.loaded.model, stage.layers))
+            constants = constants.note_row_sums(layer.key for layer in stage.layers if layer.open_rows)
+        return {head: self._operation(constants, head, name, tokens) for head, name in request.heads.items()}
 
-    def _operation(self, stage: Stage, head: Head, name: str, tokens: int) -> HeadOperation:
+    def _operation(self, constants: Constants | None, head: Head, name: str, tokens: int) -> HeadOperation:
         if name in SOURCES:
             return name
         if name != AVERAGE:
@@ -200,9 +202,8 @@ class Session:
             if max(spec.window or 0, spec.prefix) > MAX_CHARACTERS:
                 raise UserError(f"attention: expected a window of at most {MAX_CHARACTERS:,} tokens")
             return name
-        assert self.constants is not None
-        matrix = self.constants.matrices.get(head[:2])
+        assert constants is not None
+        matrix = constants.matrices.get(head[:2])
         if matrix is None or head[2] >= len(matrix):
             raise UserError(f"average: the constants have no head {head[2]} in layer {head[1]} ({head[0]})")
-        constants = self.constants.note_row_sums(layer.key for layer in stage.layers if layer.open_rows)
         return ConstantHead(matrix[head[2]], constants.sums_of(head[:2])[head[2]])
