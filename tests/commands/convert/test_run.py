@@ -536,6 +536,13 @@ def test_an_unknown_attention_is_refused_before_a_model_is_looked_for() -> None:
         package.convert("none/such", attention="sigmoidal")
 
 
+def test_an_option_of_the_attention_that_changes_nothing_is_told_of_the_line_that_gives_it(tmp_path: Path) -> None:
+    """It was told of a line of `dataclasses` and of this one, so that a run had the warning twice."""
+    with pytest.warns(UserWarning, match="change no output") as told, pytest.raises(UserError, match=r"^model: "):
+        package.convert(str(tmp_path / "gone"), attention="softmax+window=8+log_length=true")
+    assert [warning.filename for warning in told] == [__file__]
+
+
 def test_half_weights_are_refused(causal: str, small: dict[str, Any]) -> None:
     loaded = load(causal, language_model=True)
     with pytest.raises(UserError, match="expected weights in float32"):

@@ -87,9 +87,12 @@ class ConvertConfig(Config):
     def check(self) -> None:
         if not self.text:
             raise UserError("text: expected at least one source, got none")
-        if self.attention not in (None, AVERAGE, TRAINED_AVERAGE):
-            from regard.hooks.operation import parse_attention
 
+    def check_attention(self) -> None:
+        """Raise UserError if the attention is none that a trained model can be given."""
+        from regard.hooks.operation import parse_attention
+
+        if self.attention not in (None, AVERAGE, TRAINED_AVERAGE):
             parse_attention(self.attention, AVERAGE, TRAINED_AVERAGE)
 
     def for_model(self, limit: int | None) -> ConvertConfig:

@@ -107,6 +107,7 @@ def convert(  # noqa: D417 - the options are described in the configuration
     if num_processes() > 1:
         raise UserError(f"convert: expected one process, got {num_processes()}")
     config.warn_of_idle()
+    config.check_attention()
     sources = _parse_sources(config.text)
     loaded = _load(model, tokenizer)
     config = config.for_model(maximum_length(loaded.model, loaded.tokenizer))
