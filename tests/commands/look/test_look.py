@@ -252,6 +252,8 @@ def test_a_prompt_stands_beside_an_image_alone(tokenizer: Any, tmp_path: Path) -
     (decoder,) = text.panes[0]["sites"]
     assert decoder == next(site for site in seen.panes[0]["sites"] if site["site"] == decoder["site"])
     assert seen.metadata["config"]["prompt"] == "Count the birds"
+    empty = regard.look(str(tmp_path / "llava"), image=photo, prompt="")
+    assert empty.metadata["config"]["prompt"] == ""
 
 
 @pytest.mark.parametrize("count", [10, 150])

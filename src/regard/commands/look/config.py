@@ -44,7 +44,9 @@ class LookConfig(Config):
         "size of the page in megabytes; what does not fit is kept in less detail",
         minimum=SMALLEST_PAGE,
     )
-    prompt: str = config_field("Describe the image.", "text beside an image, for models that read both", metavar="TEXT")
+    prompt: str = config_field(
+        "Describe the image.", "text beside an image, for models that read both", metavar="TEXT", blank=True
+    )
     part: str | None = config_field(
         None, "path of one part of the model, to look at it alone, such as model.language_model (default: all)"
     )
