@@ -313,8 +313,9 @@ def test_what_cannot_be_explored_is_refused(run: Path, words: Path, regard: Call
     assert said.startswith("regard explore: run: expected one, several fit")
     assert "--method and --seed are for runs" in regard("explore", words / "model", "--seed", "1").complaint
     assert "--length from 2" in regard("explore", words / "model", "--length", "1").complaint
-    missing = regard("explore", "none/such", "--constants", "gone").complaint  # before a model is looked for
-    assert missing == "regard explore: --constants: expected a file, there is no gone"
+    for wrong in ("gone", str(words)):  # before a model is looked for
+        complaint = regard("explore", "none/such", "--constants", wrong).complaint
+        assert complaint == f"regard explore: --constants: expected a file, {wrong} is none"
     assert "cannot listen on" in regard("explore", words / "model", "--host", "192.0.2.1").complaint
 
 

@@ -434,8 +434,9 @@ def test_what_the_command_can_refuse_it_refuses_before_it_loads_a_model(regard: 
     assert "else one or two, got 3" in regard("look", "none/such", "w1", "w2", "w3").complaint
     assert "with --against, else one" in regard("look", "none/such", "w1", "w2", "--against", "none/other").complaint
     assert "prompt: expected an image" in regard("look", "none/such", "w1", "--prompt", "What is it?").complaint
-    missing = regard("look", "none/such", "w1", "--learnt", "gone").complaint
-    assert missing == "regard look: --learnt: expected a folder that `regard rollback` wrote, there is no gone"
+    for wrong in ("gone", __file__):
+        complaint = regard("look", "none/such", "w1", "--learnt", wrong).complaint
+        assert complaint == f"regard look: --learnt: expected a folder that `regard rollback` wrote, {wrong} is none"
 
 
 def test_a_measurement_looks_at_a_text_with_its_own_model(tmp_path: Path, tokenizer: Any) -> None:

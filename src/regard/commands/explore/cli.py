@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     if length < 2 or not 0 <= port <= 65_535:
         raise UserError(f"expected --length from 2 and --port from 0 to 65535, got {length} and {port}")
     if args.constants is not None and not args.constants.is_file():
-        raise UserError(f"--constants: expected a file, there is no {args.constants}")
+        raise UserError(f"--constants: expected a file, {args.constants} is none")
     try:
         from regard.commands.explore import server
     except ImportError as error:

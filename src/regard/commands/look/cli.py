@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     if args.learnt and arguments.changed_model_options(arguments.model_options(args)):
         raise UserError("--learnt: expected neither --dtype, --device nor --trust-remote-code beside it")
     if args.learnt and not args.learnt.is_dir():
-        raise UserError(f"--learnt: expected a folder that `regard rollback` wrote, there is no {args.learnt}")
+        raise UserError(f"--learnt: expected a folder that `regard rollback` wrote, {args.learnt} is none")
     from regard.data.tables import read_pieces
     from regard.runs.output_dir import check_output_file
 
