@@ -27,6 +27,7 @@ class Block(nn.Module):
         return [part(states).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.maps]
 
     def forward(self, states: Tensor) -> Tensor:
+        states = states.to(torch.float32)  # the same tensor, as in a norm that is computed in float32
         q, k, v = self.split(states)
         return states + scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
@@ -71,6 +72,13 @@ def of_rows(model: Any, states: Tensor) -> Tensor:
     return torch.cat([model.core(row[None]) for row in states])
 
 
+def of_smaller_states(model: Any, states: Tensor) -> Tensor:
+    encode = nn.Sequential(*model.core.blocks)
+    first = encode(states)
+    result: Tensor = first - encode(states * 0.5)
+    return result
+
+
 def of_tables(model: Any, states: Tensor) -> Tensor:
     ids = torch.arange(TOKENS)[None]
     result: Tensor = model.core(embedding(ids, model.table)) - model.core(model.table[ids.flip(1)])
@@ -87,7 +95,7 @@ def of_written_states(model: Any, states: Tensor) -> Tensor:
 
 @pytest.mark.every_value
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("way", [of_features, of_rows, of_tables, of_written_states])
+@pytest.mark.parametrize("way", [of_features, of_rows, of_smaller_states, of_tables, of_written_states])
 def test_several_inputs_are_no_loop(way: Any, mode: Mode) -> None:
     """Layers 2 and 3 were those of the second input."""
     model, message = Model(way), "for several inputs in one forward, none of which is made of what the blocks have retu"

@@ -61,6 +61,8 @@ class DataFlow(threading.local):
 
     def follow(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Note what a function has made of its arguments, and return it; of an iterator, one over the same."""
+        if args and result is args[0] and "out" not in kwargs and not writes(name):
+            return result  # as of `to`, and of dropout in evaluation
         if self.in_block and type(result) is Tensor and name[-1:] != "_":  # the usual case, of hundreds in a forward
             self._notes[id(result)] = ref(result), None, True
             return result
