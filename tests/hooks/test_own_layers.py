@@ -12,7 +12,7 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 
 from regard.errors import UserError
 from regard.hooks import head_order, intercepted, watching
-from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Mode, Model, assert_exact, ids, plain
+from tests.hooks.test_own_modules import HEADS, TOKENS, WIDTH, Attention, Mode, Model, assert_exact, ids, plain
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -63,6 +63,62 @@ def test_blocks_may_read_the_same_memory_before_their_states(mode: Mode, by_name
     with mode(), watching(model, "column_mass") as watch:
         model(ids())
     assert set(watch.frame()["layer"]) == {0, 1, 2}
+
+
+class ReadsBefore(Attention):
+    """Reads something else before its states, or these as (token, batch, width)."""
+
+    def forward(self, *read: Tensor) -> Tensor:
+        x = read[-1] if read[:-1] else read[-1].transpose(0, 1)
+        self.x, output = x, x + super().forward(x)
+        return output if read[:-1] else output.transpose(0, 1)
+
+
+@pytest.mark.parametrize("before", [(1, TOKENS, HEADS * WIDTH), (HEADS, TOKENS, TOKENS), None])
+@torch.no_grad()
+def test_rows_are_those_of_the_states_whatever_a_block_reads_before_them(before: tuple[int, ...] | None) -> None:
+    """Positions, a bias of heads, and states whose tokens come first were taken for rows that were folded."""
+    model = Model(plain)
+    model.blocks = nn.ModuleList(ReadsBefore(plain) for _ in range(3))
+
+    def encode(ids: Tensor) -> Tensor:
+        states, first = model.embedding(ids), () if before is None else (torch.zeros(before),)
+        states = states.transpose(0, 1) if before is None else states
+        for block in model.blocks:
+            states = block(*first, states)
+        model.inputs = [block.x for block in model.blocks]
+        return states  # type: ignore[no-any-return]
+
+    model.encode = encode  # type: ignore[method-assign]
+    with watching(model, "column_mass") as watch:
+        model(ids(TOKENS + 1))
+    assert watch.samples == TOKENS + 1
+    assert_exact(watch, model)
+
+
+class Windows(Attention):
+    """Attends within halves of its tokens, which are rows of their own."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        halves = x.unflatten(1, (2, -1)).flatten(0, 1)
+        return x + super().forward(halves).unflatten(0, (-1, 2)).flatten(1, 2)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+@torch.no_grad()
+def test_windows_that_blocks_of_ones_own_fold_into_the_batch_are_refused(has_mask: bool) -> None:
+    model, masks = Model(plain), [torch.zeros(2, TOKENS // 2, TOKENS // 2)] if has_mask else []
+    model.blocks = nn.ModuleList(Windows(plain) for _ in range(3))
+
+    def encode(ids: Tensor) -> Tensor:
+        states: Tensor = model.embedding(ids)
+        for block in model.blocks:
+            states = block(states, *masks)
+        return states
+
+    model.encode = encode  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="its layers work on 1 and on 2 rows"), watching(model, "column_mass"):
+        model(ids(1))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from regard.hooks.arguments import check_inputs, tensors_of
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.data_flow import FLOW
-from regard.hooks.module_tree import modules_of
+from regard.hooks.module_tree import is_of_transformers, modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
 
@@ -221,13 +221,21 @@ class BlockCounter:
         """Whether a forward has executed no block, as LayerDrop may in training."""
         return not self.entered and self._stack.module.training
 
-    @property
-    def rows(self) -> int | None:
-        """How many rows of hidden states (batch, token, width) the block reads; None if it reads others first."""
+    def find_rows(self, call: AttentionCall) -> int | None:
+        """Return how many rows of hidden states (batch, token, width) the block reads; None where that is not known.
+
+        A block of nobody's library may read something else first, or (token, batch, width): so it is where something
+        that it reads has the rows and tokens of an attention call.
+        """
         args, kwargs = self._read
         states = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(states, Tensor) or states.ndim != HIDDEN_AXES or self._stack.is_time_first:
             return None
+        if not is_of_transformers(self._stack.host or self._stack.module):
+            batch, queries = len(call.query), call.query.shape[2]
+            read = (tensor.shape for value in (*args, *kwargs.values()) for tensor in tensors_of(value))
+            if any(shape[:2] in ((batch, queries), (queries, batch)) and shape[2:] != (queries,) for shape in read):
+                return None  # with as many entries again it is a mask of pairs
         return len(states)
 
     def layer_of(self, module: nn.Module) -> int:

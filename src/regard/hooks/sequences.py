@@ -164,7 +164,7 @@ class Sequences:
                 f"cannot observe {self.name}: its self-attention and cross-attention are one softmax over the tokens "
                 "of both"
             )
-        for rows in (forward.images, self.counter.rows):
+        for rows in (forward.images, self.counter.find_rows(call)):
             if rows is not None and batch > rows:
                 self._refuse_rows(rows, batch)
         if self._batch not in (0, batch):
