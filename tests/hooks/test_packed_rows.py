@@ -119,3 +119,18 @@ def test_places_of_patches_on_an_image_pack_nothing() -> None:
     assert text_positions(torch.zeros(4, 9, 2), None) is None
     texts = torch.arange(36).view(4, 1, 9)
     assert torch.equal(text_positions(texts, embeddings[:1]), texts[0])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_row_of_padding_alone_is_no_sample_where_a_model_makes_the_mask_of_pairs(gemma3: Any, mode: Any) -> None:
+    """It was refused, as of a mask of pairs that nobody had passed; other models are passed the mask as it is."""
+    ids = torch.randint(5, 39, (2, 12), generator=torch.Generator().manual_seed(3))
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with mode():
+        with watching(gemma3, "column_mass") as watch:
+            gemma3(input_ids=ids, attention_mask=mask, use_cache=False)
+        with watching(gemma3, "column_mass") as alone:
+            gemma3(input_ids=ids[:1], use_cache=False)
+    assert [row.value for row in watch.rows()] == pytest.approx([row.value for row in alone.rows()], abs=1e-6)
+    assert watch.samples == 1

@@ -25,6 +25,8 @@ EAGER = "eager"
 """The attention of Transformers that multiplies whole matrices."""
 _HOSTS: WeakKeyDictionary[type, Any] = WeakKeyDictionary()
 """The model of a class of configs: to look it up takes as long as some operations."""
+MADE = "regard_made"
+"""Attribute of a mask that Transformers has made here of what its user has passed."""
 HINT = "regard_hint"
 """Attribute of a mask with the fields of a call that say the same, as long as nobody has written to the mask."""
 
@@ -38,7 +40,20 @@ def register(attention: Callable[..., tuple[Tensor, None]]) -> None:
     AttentionInterface.register(UNMASKED_NAME, partial(attention, is_unmasked=True))
 
 
-def make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
+def make_mask(**options: Any) -> Tensor | None:
+    """Return the mask of a host, with a note that it is made here."""
+    mask = _make_mask(**options)
+    if mask is not None and not is_traced():
+        setattr(mask, MADE, True)
+    return mask
+
+
+def is_made(mask: Tensor) -> bool:
+    """Return whether Transformers has made a mask here, and no user."""
+    return hasattr(mask, MADE)
+
+
+def _make_mask(*, is_eager: bool = False, **options: Any) -> Tensor | None:
     """Return the host's mask for SDPA, or the one for eager attention, with a hint where it is simple.
 
     Padding alone is a view without T×T entries. `options` are those of `sdpa_mask` and `eager_mask` of Transformers.
