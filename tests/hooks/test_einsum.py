@@ -120,13 +120,19 @@ def in_halves(attention: Attention, x: Tensor) -> Tensor:
     return torch.cat(halves, dim=-1).softmax(-1) @ v
 
 
+def in_heads(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    heads = (k @ q.mT * SCALE).mT.unbind(1)
+    return torch.stack(heads, dim=1).softmax(-1) @ v
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way",
     [
         *FOLDED, ellipsis_of_heads, keys_before_queries, folded_keys_before_queries, exchanged_twice,
         exchanged_by_einsum, exchanged_before_masks, exchanged_in_place, exchanged_by_einsum_of_a_list,
-        exchanged_behind_other_axes, beside_a_column, in_halves,
+        exchanged_behind_other_axes, beside_a_column, in_halves, in_heads,
     ],
 )  # fmt: skip
 @torch.no_grad()

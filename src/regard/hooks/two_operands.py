@@ -19,8 +19,10 @@ EXCHANGING = (
     "transpose", "transpose_",
 )  # fmt: skip
 """Functions that may exchange them; `__get__` is that of `mT`."""
-CUTTING = ("__getitem__", "cat", "chunk", "concat", "concatenate", "narrow", "pad", "split")
-"""Functions that make a tensor of more or fewer entries, whose axes stand as before."""
+PARTING = ("chunk", "split", "tensor_split", "unbind")
+"""Functions that make several tensors of one, whose last axes stand as before."""
+CUTTING = (*PARTING, "__getitem__", "cat", "concat", "concatenate", "index_select", "narrow", "pad", "stack")
+"""Functions that make a tensor of more or fewer entries, whose last axes stand as before."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Product:
 
     def follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
         """Note what a function has made of the output, or of what was made of it; no masks."""
-        made = [result] if isinstance(result, Tensor) else list(result) if name in ("chunk", "split") else []
+        made = [result] if isinstance(result, Tensor) else list(result) if name in PARTING else []
         if not made or not made[0].is_floating_point() or (made[0].numel() != self.size and name not in CUTTING):
             return
         read = [part for one in operands for part in (one if isinstance(one, (list, tuple)) else (one,))]
