@@ -326,6 +326,24 @@ def test_a_hybrid_of_blocks_of_several_classes_has_their_numbers() -> None:
     assert set(watch.frame("column_mass")["layer"]) == {1, 3}
 
 
+@torch.no_grad()
+def test_a_shared_block_of_several_parts_is_a_layer_each_time_it_is_executed() -> None:
+    """Its parts were the layers, since they are a longer list than that of blocks, of which there is one."""
+    model = Model(plain)
+    layer = nn.Sequential(Named(model.blocks[0]), Named(Mixer()))
+    model.blocks = nn.ModuleList([layer] * 3)
+    model.encode = lambda ids: nn.Sequential(*model.blocks)(model.embedding(ids))  # type: ignore[method-assign]
+    with watching(model, ["column_mass", "hidden_norm"]) as watch:
+        model(ids())
+    frame = watch.frame()
+    assert set(frame[frame["head"].notna()]["layer"]) == {0, 1, 2}
+    states = model.embedding(ids())
+    for index in range(3):
+        states = layer(states)
+        norms = watch.frame("hidden_norm", layer=index).dropna(subset=["position"])["value"].to_numpy()
+        torch.testing.assert_close(torch.tensor(norms).float(), states.norm(dim=-1).mean(0))
+
+
 INSIDE = r"inside of a function of torch.compile; begin the block outside of it$"
 
 

@@ -198,15 +198,15 @@ def _find_alike_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the longest list or sequence of blocks of one class with children; the model itself if there is none.
 
     Lists of blocks with attention by the names of their parts come before others, such as convolutions. Those of
-    several classes count if two of their blocks have attention, as in hybrids, and none of one class has two. A block
-    that stands in its list several times is one.
+    several classes count if two of their blocks have attention, as in hybrids, and no list of one class has two entries
+    with it. A block that stands in its list several times is one.
     """
     lists = [list(module) for module in modules_of(model) if isinstance(module, (nn.ModuleList, nn.Sequential))]
     lists = [blocks for blocks in lists if blocks and None not in blocks]
     alike = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1 and list(blocks[0].children())]
     hybrid = [blocks for blocks in lists if len(set(filter(_attends_within, blocks))) > 1]
     with_attention = [blocks for blocks in alike if any(map(_names_attention, blocks))]
-    several = [blocks for blocks in with_attention if len(set(blocks)) > 1]
+    several = [blocks for blocks in with_attention if len(blocks) > 1]
     longest = max(several or hybrid or with_attention or alike, key=len, default=[model])
     return list(dict.fromkeys(longest))
 
