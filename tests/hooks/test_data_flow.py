@@ -121,6 +121,13 @@ def written(model: Any, states: Tensor) -> Tensor:
     return states
 
 
+def written_out(model: Any, states: Tensor) -> Tensor:
+    kept = torch.zeros(1, len(states), TOKENS, SIZE)
+    torch.mul(model.core(states).detach(), 2, out=kept[0])
+    result: Tensor = model.core(kept[0])
+    return result
+
+
 def from_elsewhere(model: Any, states: Tensor) -> Tensor:
     for _ in range(2):
         states = torch.tensor(model.core(states).tolist())
@@ -129,7 +136,7 @@ def from_elsewhere(model: Any, states: Tensor) -> Tensor:
 
 @pytest.mark.every_value
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("way", [joined, written, from_elsewhere])
+@pytest.mark.parametrize("way", [joined, written, written_out, from_elsewhere])
 def test_what_blocks_have_returned_is_read_in_a_loop(way: Any, mode: Mode) -> None:
     """A part that is passed more than it returned was refused."""
     model = Model(way, widths=2 if way is joined else 1)

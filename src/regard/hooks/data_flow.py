@@ -71,7 +71,7 @@ class DataFlow(threading.local):
             self.follow("unbind", args, kwargs, rows)
             return iter(rows)
         read = [one for one in _flatten((args, kwargs)) if isinstance(one, Tensor)]
-        written = [args[0]] if writes(name) and args and isinstance(args[0], Tensor) else []
+        written = [one for one in (args[:1] if writes(name) else (kwargs.get("out"),)) if isinstance(one, Tensor)]
         found = [self._find(one, since=1 if written and one is written[0] else 0) for one in read]
         is_made = self.in_block or (self._join(found) if read or name in _CONSTANT else None)
         if written and is_made is not False and num_writes(written[0]) is None:
