@@ -74,15 +74,21 @@ class ReadsBefore(Attention):
         return output if read[:-1] else output.transpose(0, 1)
 
 
-@pytest.mark.parametrize("before", [(1, TOKENS, HEADS * WIDTH), (HEADS, TOKENS, TOKENS), None])
+SIZE = HEADS * WIDTH
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("tokens", [TOKENS, SIZE])
+@pytest.mark.parametrize("before", ["positions", "bias", "memory", None])
 @torch.no_grad()
-def test_rows_are_those_of_the_states_whatever_a_block_reads_before_them(before: tuple[int, ...] | None) -> None:
+def test_rows_are_those_of_the_states_whatever_a_block_reads_before_them(before: str | None, tokens: int) -> None:
     """Positions, a bias of heads, and states whose tokens come first were taken for rows that were folded."""
+    shapes = {"positions": (1, tokens, SIZE), "bias": (HEADS, tokens, tokens), "memory": (1, TOKENS + 1, SIZE)}
     model = Model(plain)
     model.blocks = nn.ModuleList(ReadsBefore(plain) for _ in range(3))
 
     def encode(ids: Tensor) -> Tensor:
-        states, first = model.embedding(ids), () if before is None else (torch.zeros(before),)
+        states, first = model.embedding(ids), () if before is None else (torch.zeros(shapes[before]),)
         states = states.transpose(0, 1) if before is None else states
         for block in model.blocks:
             states = block(*first, states)
@@ -91,8 +97,8 @@ def test_rows_are_those_of_the_states_whatever_a_block_reads_before_them(before:
 
     model.encode = encode  # type: ignore[method-assign]
     with watching(model, "column_mass") as watch:
-        model(ids(TOKENS + 1))
-    assert watch.samples == TOKENS + 1
+        model(ids(tokens + 1, tokens))
+    assert watch.samples == tokens + 1
     assert_exact(watch, model)
 
 

@@ -224,18 +224,19 @@ class BlockCounter:
     def find_rows(self, call: AttentionCall) -> int | None:
         """Return how many rows of hidden states (batch, token, width) the block reads; None where that is not known.
 
-        A block of nobody's library may read something else first, or (token, batch, width): so it is where something
-        that it reads has the rows and tokens of an attention call.
+        A block of nobody's library may read something else first, or (token, batch, width). It is known where that has
+        more tokens than an attention call, as before they are folded, and nothing beside it has the call's rows.
         """
         args, kwargs = self._read
         states = args[0] if args else kwargs.get("hidden_states")
         if not isinstance(states, Tensor) or states.ndim != HIDDEN_AXES or self._stack.is_time_first:
             return None
         if not is_of_transformers(self._stack.host or self._stack.module):
-            batch, queries = len(call.query), call.query.shape[2]
+            rows, queries = len(call.query), call.query.shape[2]
             read = (tensor.shape for value in (*args, *kwargs.values()) for tensor in tensors_of(value))
-            if any(shape[:2] in ((batch, queries), (queries, batch)) and shape[2:] != (queries,) for shape in read):
-                return None  # with as many entries again it is a mask of pairs
+            is_beside = any(shape[:2] == (rows, queries) and shape[2:] != (queries,) for shape in read)  # and no mask
+            if is_beside or states.shape[1] <= queries or states.shape[:2] == (queries, rows):
+                return None
         return len(states)
 
     def layer_of(self, module: nn.Module) -> int:
