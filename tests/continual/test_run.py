@@ -294,6 +294,27 @@ def test_a_resumed_run_costs_what_the_unbroken_one_does(every: int | None, unbro
     )
 
 
+def test_a_phase_goes_on_with_the_rows_that_its_batches_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier versions, and more processes, fill up batches of a task of few rows: its state was refused."""
+    budget = replace(BUDGET, batch_size=100, num_epochs=6)
+
+    def run(**options: Any) -> RunState:
+        method = METHODS["finetune"]()
+        return run_stream(make_learner(stream(), method, loaded(), budget, seed=1), method, **options)
+
+    def look(told: ProgressEvent) -> None:
+        if (told.task_index, told.step) == (3, 4):
+            raise Broken
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(Learner, "batch_size", lambda learner, most: learner.budget.batch_size)
+        expected = collect_tensors(run().network)
+        with pytest.raises(Broken):
+            run(folder=tmp_path, checkpoint_every=3, on_progress=look)
+    found = collect_tensors(run(folder=tmp_path, checkpoint_every=3, resume=True).network)
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
 def test_flops_are_counted_in_the_first_step_again_where_no_checkpoint_was_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,8 @@ class Learner:
     """State of a run, as the hooks of a method see it.
 
     `start`: the weights before the first task; `encoded`: the token ids of each split of each task; `loss_classes`:
-    classes that a row is contrasted with, those of its own "task", or all "seen" so far, as the label-text head needs.
+    classes that a row is contrasted with, those of its own "task", or all "seen" so far, as the label-text head needs;
+    `least_rows`: those of a batch of the phase that is resumed, which other processes or versions may have filled up.
     """
 
     stream: Stream
@@ -45,6 +46,7 @@ class Learner:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     task: int = 0
     loss_classes: LossClasses = "task"
+    least_rows: int = 0
 
     def __post_init__(self) -> None:
         self.start = {name: value.clone() for name, value in self.network.state_dict().items()}
@@ -97,10 +99,17 @@ class Learner:
     def epoch_batches(self, items: Sequence[ExampleRef], stage: TrainingPhase) -> Batches:
         """Return each item once an epoch; the last batch of an epoch is filled up with rows that count for nothing.
 
-        Of fewer items than a batch may have rows all batches are of that size, but of a row a process at least.
+        Of fewer items than a batch may have rows all batches are of that size, see `batch_size`.
         """
-        epochs, size = self.schedule(items, stage), min(self.budget.batch_size, max(len(items), num_processes()))
+        epochs, size = self.schedule(items, stage), self.batch_size(min(self.budget.batch_size, len(items)))
         return Batches(epochs.steps, size, lambda step: self.rows(epochs.at(step), size=size))
+
+    def batch_size(self, most: int) -> int:
+        """Return the rows of batches that have so many examples at most: as many, but one a process, and `least_rows`.
+
+        A budget of fewer rows than processes is refused where training begins.
+        """
+        return max(most, self.least_rows, min(num_processes(), self.budget.batch_size))
 
     def schedule(
         self, items: Sequence[ExampleRef], stage: TrainingPhase, *, lengths: Sequence[int] | None = None

@@ -32,9 +32,10 @@ from regard.models.heads import HeadName
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
+from regard.runs.output_dir import read_json
 from regard.runs.provenance import peak_memory, reset_peak
 from regard.runs.rank import is_main_process, num_processes
-from regard.runs.snapshots import Snapshots
+from regard.runs.snapshots import MANIFEST, Snapshots
 from regard.training import TrainingConfig
 
 Diagnose = Callable[[Learner, int], list[Row]]
@@ -238,6 +239,12 @@ class _Checkpoints:
         """Return the folder of a phase of a task; None if nothing is kept within phases."""
         return None if self.folder is None or self.every is None else _phases_dir(self.folder, task) / f"stage-{index}"
 
+    def rows_of_phase(self, task: int, index: int) -> int:
+        """Return how many rows the batches have of a phase that goes on; 0 of one that begins."""
+        folder = self.of_phase(task, index) if self.resume else None
+        path = None if folder is None else Snapshots(folder).latest_path()
+        return 0 if path is None else int(read_json(path / MANIFEST)["record"]["plan"]["batch_size"])
+
 
 def _train(
     run: RunState,
@@ -249,6 +256,7 @@ def _train(
     learner, method = run.learner, run.method
     phases = method.phases(learner, learner.task)
     for index, phase in enumerate(check_iterable(method, "phases", phases, "TrainingPhases", TrainingPhase)):
+        learner.least_rows = checkpoints.rows_of_phase(learner.task, index)
         batches: Any = cost.time("hook_seconds", method.batches, learner, learner.task, phase)
         if not isinstance(batches, Batches):
             got = f"{type(method).__name__}.batches returned a {type(batches).__name__}"
