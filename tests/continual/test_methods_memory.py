@@ -65,6 +65,28 @@ def test_replay_is_the_mean_over_new_and_old_rows_each_over_its_own_classes() ->
     assert method.loss(learner, learner.network, rows).item() == pytest.approx(by_hand, rel=1e-6)
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "name, said, size",
+    [
+        ("replay", {"memory_size": 5}, 18 + 5),
+        ("replay", {"memory_size": 5, "replay_mode": "interval"}, 18),
+        ("replay", {"memory_size": 5, "replay_mode": "merge"}, 18 + 5),
+        ("mbpa++", {"memory_size": 5}, 18),
+        ("der++", {"memory_size": 5}, 18 + 2 * 5),
+        ("idbr", {"memory_size": 6, "memory_fraction": 1.0}, 18),
+    ],
+)
+def test_a_batch_has_no_more_rows_than_task_and_memory(name: str, said: dict[str, Any], size: int) -> None:
+    """With `--batch-size 1000` each step on a second task of 18 rows computed 2000, or 3000 of DER++."""
+    method = of(name, **said)
+    batches = second_batch(begun(method, budget=replace(ONE, batch_size=1000)), method)
+    rows = batches.rows(0)
+    assert batches.size == size
+    assert {len(value) for value in rows.values()} == {size}
+    assert (rows["labels"] != IGNORE_INDEX).all()
+
+
 def test_merging_goes_once_over_new_and_old_rows_an_epoch() -> None:
     method = of("replay", memory_size=5, replay_mode="merge")
     learner = begun(method)

@@ -126,8 +126,9 @@ class MemoryMethod(method.Method):
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new = learner.schedule(learner.items(task), phase)
-        batch_size, count = learner.budget.batch_size, self.config.replay_batch_size or learner.budget.batch_size
-        size = batch_size + count if interval is None else max(batch_size, count)
+        count = min(self.config.replay_batch_size or learner.budget.batch_size, len(self.state.examples))
+        counts = min(learner.budget.batch_size, len(new.items)), count
+        size = learner.batch_size(sum(counts) if interval is None else max(counts))
         sample = partial(sample_memory, list(self.state.examples), count, seed=learner.seed_for("replay", task))
 
         def rows(step: int) -> Rows:

@@ -104,6 +104,14 @@ def test_what_is_written_is_looked_at() -> None:
     assert Lfpt5(SMALL).pseudo_inputs(0) is None
 
 
+def test_a_batch_has_no_more_rows_than_there_are() -> None:
+    learner, method, _ = second()
+    learner.budget = replace(learner.budget, batch_size=1000)
+    batches = method.batches(learner, 1, method.phases(learner, 1)[0])
+    assert batches.size == len(method.new) + len(method.old)
+    assert (batches.rows(0)["labels"] != -100).any(1).all()
+
+
 # -- what is trained --------------------------------------------------------------------------------------
 
 

@@ -185,18 +185,20 @@ class Idbr(method.Method):
     def batches(self, learner: Learner, task: int, phase: TrainingPhase) -> Batches:
         budget, items = learner.budget, learner.items(task)
         epochs = learner.schedule(items, phase)
-        stored = ([item for item in self.state.examples if item.task == earlier] for earlier in range(task))
+        by_task = ([item for item in self.state.examples if item.task == earlier] for earlier in range(task))
+        stored = list(filter(None, by_task))
+        size = learner.batch_size(min(budget.batch_size, max(map(len, (items, *stored)))))
         halving = HalvesMaker.from_tokenizer(learner.tokenizer, length=budget.length, pad=learner.pad_token_id)
         seeds = learner.seed_for("replay", task, phase.name), learner.seed_for("halves", task, phase.name)
-        plan = ReplaySchedule(epochs, list(filter(None, stored)), interval=self.config.replay_interval, seed=seeds[0])
+        plan = ReplaySchedule(epochs, stored, interval=self.config.replay_interval, seed=seeds[0])
 
         def rows(step: int) -> Rows:
             examples, replays = plan.at(step)
-            batch = learner.rows(examples, size=budget.batch_size)
+            batch = learner.rows(examples, size=size)
             batch = halving.split_rows(batch, np.random.default_rng([seeds[1], step]))
-            return {**batch, "replays": torch.full((budget.batch_size,), replays)}
+            return {**batch, "replays": torch.full((size,), replays)}
 
-        return Batches(plan.steps, budget.batch_size, rows)
+        return Batches(plan.steps, size, rows)
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:
         if "halves" not in rows:

@@ -117,7 +117,8 @@ class Lfpt5(PromptMethod):
         items = [ExampleRef(task, row) for row in range(len(self.new))]
         items += [ExampleRef(_PAST, row) for row in range(len(self.old))]
         lengths = [len(row.input) + len(row.answer) for row in (*self.new, *self.old)]
-        size, epochs = learner.budget.batch_size, learner.schedule(items, phase, lengths=lengths)
+        epochs = learner.schedule(items, phase, lengths=lengths)
+        size = learner.batch_size(min(learner.budget.batch_size, len(items)))
         return Batches(epochs.steps, size, lambda step: self._make_batch(learner, epochs.at(step), size))
 
     def loss(self, learner: Learner, network: nn.Module, rows: Rows) -> Tensor:

@@ -75,8 +75,8 @@ class DarkExperience(memory.MemoryMethod):
         if not self.state.examples:
             return super().batches(learner, task, phase)
         new = learner.schedule(learner.items(task), phase)
-        count = self.config.replay_batch_size or learner.budget.batch_size
-        size = learner.budget.batch_size + 2 * count
+        count = min(self.config.replay_batch_size or learner.budget.batch_size, len(self.state.examples))
+        size = learner.batch_size(min(learner.budget.batch_size, len(new.items)) + 2 * count)
         seeds = [learner.seed_for("replay", name, task) for name in ("logits", "labels")]
 
         def rows(step: int) -> Rows:
