@@ -6,29 +6,37 @@ import pytest
 
 from regard.continual.evaluation_files import find_task_files
 
-TASK = """include: shared/base.yaml
+TASK = """include: [shared/base.yaml, _template, tasks/_other]
 task: mine
 dataset_path: json
 dataset_kwargs:
   data_files: {test: data/test.jsonl, validation: [data/dev-*.jsonl, "https://host/x.jsonl"]}
+  cache_dir: cached
 doc_to_text: notes.txt
 process_docs: !function steps.clean
 """
 
 
 def test_they_are_those_that_a_task_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data are looked for where the run is started, all else beside the file that names it."""
+    """Data are looked for where the run is started, all else beside the file that names it.
+
+    What is included need not end as YAML does, and may be named from where the run is started. A folder that reading
+    fills is none of the files.
+    """
+    (tmp_path / "cached").mkdir()
     (tmp_path / "tasks" / "shared").mkdir(parents=True)
     (tmp_path / "data").mkdir()
     (tmp_path / "tasks" / "group.yaml").write_text("group: all\ntask: [own.yml, arc_easy, lost.yaml]\n")
     (tmp_path / "tasks" / "own.yml").write_text(TASK)
     (tmp_path / "tasks" / "shared" / "base.yaml").write_text("include: ../own.yml\ndataset_kwargs: {data_dir: data}\n")
-    for name in ("tasks/steps.py", "data/test.jsonl", "data/dev-1.jsonl", "data/dev-2.jsonl", "notes.txt", "json"):
+    beside = ("_template", "_other", "steps.py")
+    data = ("data/test.jsonl", "data/dev-1.jsonl", "data/dev-2.jsonl")
+    for name in (*(f"tasks/{name}" for name in beside), *data, "notes.txt", "json"):
         (tmp_path / name).write_text("x")
     monkeypatch.chdir(tmp_path)
     found = {path.resolve().relative_to(tmp_path).as_posix() for path in find_task_files(["tasks/group.yaml", "piqa"])}
-    tasks = {f"tasks/{name}" for name in ("group.yaml", "own.yml", "shared/base.yaml", "steps.py")}
-    assert found == tasks | {"data", "data/test.jsonl", "data/dev-1.jsonl", "data/dev-2.jsonl", "json"}
+    tasks = {f"tasks/{name}" for name in (*beside, "group.yaml", "own.yml", "shared/base.yaml")}
+    assert found == tasks | {"data", *data, "json"}
     assert find_task_files(["arc_easy", "lost.yaml"]) == []
 
 
@@ -37,6 +45,13 @@ def test_what_is_no_yaml_is_a_file_all_the_same(tmp_path: Path) -> None:
     for content in (b"task: [", b"\xff", b"", b"- !other x"):
         broken.write_bytes(content)
         assert find_task_files([str(broken)]) == [broken]
+
+
+def test_texts_that_can_be_no_file_are_left_out(tmp_path: Path) -> None:
+    task = tmp_path / "own.yaml"
+    for text in ("a" * 300, "a" * 300 + ".yaml", "a**b*.jsonl", "What is [this]?", "hf://a/*.jsonl"):
+        task.write_text(f"dataset_kwargs: {{name: '{text}'}}\ndoc_to_text: '{text}'\n")
+        assert find_task_files([str(task)]) == [task]
 
 
 def test_absolute_patterns_are_expanded(tmp_path: Path) -> None:

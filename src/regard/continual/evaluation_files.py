@@ -1,5 +1,6 @@
 """The files that tasks of lm-evaluation-harness of a user's own are made of."""
 
+import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,9 +8,11 @@ from typing import Any
 
 YAML = (".yaml", ".yml")
 """How the names of a user's own files of tasks end."""
-_FUNCTION = "!function"
+_FUNCTION, _INCLUDE = "!function", "include"
 _DATA = ("dataset_path", "dataset_kwargs")
 """Keys of a task whose texts may name files or folders of data, which are looked for where the run is started."""
+_CACHE = "cache_dir"
+"""Key of a folder among them that reading them fills."""
 
 
 def find_task_files(names: Sequence[str]) -> list[Path]:
@@ -29,26 +32,22 @@ def find_task_files(names: Sequence[str]) -> list[Path]:
 def _add(path: Path, found: set[Path]) -> None:
     """Add a YAML file and what it names."""
     path = Path(os.path.normpath(path))
-    if path in found or not path.is_file():
+    if path in found or not os.path.isfile(path):  # as that of Path does not, it says so of a text that is too long
         return
     found.add(path)
     for key, text in _find_texts(_read(path), ""):
         if key == _FUNCTION:
             module = path.parent / f"{text.rpartition('.')[0].replace('.', '/')}.py"
             found |= {module} if module.is_file() else set()
-        elif text.endswith(YAML):
-            _add(path.parent / text, found)
+        elif key == _INCLUDE or text.endswith(YAML):
+            _add(Path(text) if key == _INCLUDE and os.path.isfile(text) else path.parent / text, found)
         elif key in _DATA:
-            found |= {Path(text)} if text and Path(text).exists() else _expand(text)
+            found |= {Path(text)} if os.path.exists(text) else set(map(Path, filter(os.path.isfile, _expand(text))))
 
 
-def _expand(pattern: str) -> set[Path]:
-    """Return the files of a pattern such as data/*.jsonl, which loaders of data expand."""
-    if not set("*?[") & set(pattern) or "://" in pattern:
-        return set()
-    place = Path(pattern)
-    folder = Path(place.anchor) if place.is_absolute() else Path()
-    return {file for file in folder.glob(str(place.relative_to(place.anchor))) if file.is_file()}
+def _expand(pattern: str) -> list[str]:
+    """Return what a pattern such as data/*.jsonl stands for, which loaders of data expand."""
+    return glob.glob(pattern, recursive=True) if glob.has_magic(pattern) else []
 
 
 def _read(path: Path) -> Any:
@@ -71,6 +70,8 @@ def _find_texts(value: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, value
     elif isinstance(value, dict):
         for name, part in value.items():
+            if key in _DATA and name == _CACHE:
+                continue
             yield from _find_texts(part, key if key in _DATA else str(name))
     elif isinstance(value, list):
         for part in value:
