@@ -186,6 +186,20 @@ def test_another_identity_does_not_go_on(tmp_path: Path) -> None:
     assert can_resume(tmp_path / "w", PARTS)
 
 
+def test_names_that_came_later_are_compared_where_they_are_known(tmp_path: Path) -> None:
+    run(tmp_path / "w")
+
+    def resume(identity: dict[str, Any]) -> None:
+        with open_work_dir(tmp_path / "w", command="test", parts=PARTS, resume=True, keep=True) as work:
+            work.start(identity, newer=("files",))
+
+    resume({"seed": 1, "files": {"a": 1}})
+    with pytest.raises(UserError, match=r"files\.a was 1 when the run started and is 2 now"):
+        resume({"seed": 1, "files": {"a": 2}})
+    with pytest.raises(UserError, match=r"files\.a was 1 when the run started and is null now"):
+        resume({"seed": 1})
+
+
 @pytest.mark.parametrize("now", [[{}], [{}, {"train": "a"}], [{}, {}, {}]])
 def test_parts_of_which_nothing_is_known_are_counted(now: list[dict[str, str]]) -> None:
     """Tasks without hashes: however many, they were the same."""

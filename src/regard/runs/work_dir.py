@@ -53,24 +53,29 @@ class WorkDir:
         assert self._journal is not None, "the run has not started"
         return self._journal
 
-    def start(self, identity: Mapping[str, Any], reasons: Mapping[str, str] | None = None) -> None:
+    def start(
+        self, identity: Mapping[str, Any], reasons: Mapping[str, str] | None = None, newer: Sequence[str] = ()
+    ) -> None:
         """Begin, or go on, as a run of this identity: what its numbers depend on.
 
         A run that begins sets an earlier one aside. It comes back if this one ends without anything to go on with.
         `reasons` are sentences for differences of which names and values say little, see `check_same_identity`.
+        `newer` are names of the identity that are not compared with a run of before they were known.
         Raises UserError if the run to go on with has another identity, or its files are damaged.
         """
         with raise_on_all_ranks(), readable_errors(self.folder):
             if is_main_process():
-                self._begin(json.loads(json.dumps(identity)), reasons or {})
+                self._begin(json.loads(json.dumps(identity)), reasons or {}, newer)
         self.resume = self.resume and (self.folder / MARK).exists()
         self._journal = Journal(self.folder / JOURNAL, writable=is_main_process())
 
-    def _begin(self, identity: dict[str, Any], reasons: Mapping[str, str]) -> None:
+    def _begin(self, identity: dict[str, Any], reasons: Mapping[str, str], newer: Sequence[str]) -> None:
         mark = _read_mark(self.folder)
         self.resume = self.resume and mark is not None
         if mark is not None and self.resume:
-            check_same_identity(mark["identity"], identity, reasons)
+            unknown = set(newer) - mark["identity"].keys()
+            known = {name: value for name, value in identity.items() if name not in unknown}
+            check_same_identity(mark["identity"], known, reasons)
             if not (self.folder / JOURNAL).exists():
                 raise UserError(f"cannot resume: {self.folder / JOURNAL} is missing. Start again with --overwrite.")
         elif mark is not None:

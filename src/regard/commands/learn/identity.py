@@ -12,6 +12,9 @@ from regard.models.pretrained import Loaded
 
 BEYOND = "beyond_stream"
 """Key in the metadata: the hashes of what is measured beyond the stream."""
+EVALUATED = "evaluated_files"
+NEWER = (EVALUATED,)
+"""Names that earlier versions did not know: their runs go on without them."""
 BASE_OF_ADAPTER = "base_of_adapter"
 REASONS = {
     BASE_OF_ADAPTER: "the run began in a version of Regard that froze the model which --adapter is merged into, and "
@@ -30,7 +33,7 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[st
     merged = {} if loaded.adapter is None else {BASE_OF_ADAPTER: "trained"}  # it was frozen once
     hashes = hash_beyond(config)
     held_out = {"held_out_text": hashes.pop(config.held_out)} if config.held_out in hashes else {}
-    return {**parts, **merged, **held_out, **({"evaluated_files": hashes} if hashes else {})}
+    return {**parts, **merged, **held_out, **({EVALUATED: hashes} if hashes else {})}
 
 
 def hash_beyond(config: LearnConfig) -> dict[str, str]:

@@ -14,7 +14,7 @@ from regard.commands.learn.base_model import check_named_model, check_trainable,
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
-from regard.commands.learn.identity import BEYOND, REASONS, hash_beyond, run_identity
+from regard.commands.learn.identity import BEYOND, NEWER, REASONS, hash_beyond, run_identity
 from regard.commands.learn.idle import CLASSES
 from regard.commands.learn.lengths import LENGTHS
 from regard.commands.learn.metrics import REFERENCES
@@ -178,7 +178,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
         beyond = {BEYOND: hashes} if (hashes := hash_beyond(config)) else {}  # as they are before the first task
-        work.start({**run_identity(config, loaded, runs[0].stream), **continued}, REASONS)
+        work.start({**run_identity(config, loaded, runs[0].stream), **continued}, REASONS, NEWER)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
