@@ -296,6 +296,13 @@ def test_rows_that_another_seed_draws_are_told_by_the_seed_alone() -> None:
     assert len(compare_settings({"a": _learnt((1,)), "b": other})) == 1, "the same seed draws other rows: another file"
 
 
+def test_a_text_held_out_that_was_edited_is_told() -> None:
+    runs = {name: _learnt((1,)) for name in "ab"}
+    for digit, run in zip("12", runs.values(), strict=True):
+        run.metadata["beyond_stream"] = {"held.txt": digit * 64}
+    assert compare_settings(runs)["setting"].tolist() == ["beyond_stream.held.txt"]
+
+
 def test_a_table_that_was_edited_is_told_beside_another_seed(tmp_path: Path) -> None:
     path, runs = tmp_path / "rows.csv", {}
     for seed, word in ((1, "red"), (2, "blue")):

@@ -25,7 +25,7 @@ from regard.runs.selection import list_some
 KINDS: dict[str, type[RunResult]] = {
     kind.command: kind for kind in (MeasureResult, ReplaceResult, PretrainResult, ConvertResult, LearnResult)
 }
-COMPARED = ("config", "model", "data", "task", "stream", "versions", "version")
+COMPARED = ("config", "model", "data", "task", "stream", "beyond_stream", "versions", "version")
 """Sections of the metadata in which runs may differ; the others say when a run was made, and what came of it."""
 MAX_SETTINGS = 60
 """Settings that are shown."""
