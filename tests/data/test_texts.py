@@ -95,6 +95,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
         ("a.json", '["x"]', r"a file of text, a table .*, or -; got .*a.json; write its list as .jsonl"),
         ("a.ndjson", '{"text": "x"}', r"a file of text, a table .*, or -; got .*a.ndjson; name it .jsonl"),
         ("a.jsonlines.gz", '{"text": "x"}', r"a file of text, a table .*, or -; got .*a.jsonlines.gz; name it .jsonl"),
+        ("a.ipynb", '{"cells": []}', r"or -; got .*a.ipynb; write the text of its cells to a file"),
         ("a.md", "", "a.md is empty"),
         ("a.pdf", b"%PDF\xe2", "expected UTF-8"),
     ],

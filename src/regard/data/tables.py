@@ -118,6 +118,8 @@ def find_json_hint(name: str) -> str:
     suffix = find_table_suffix(name)
     if suffix in (".ndjson", ".jsonlines"):
         return "; name it .jsonl, which has an object on each line"
+    if suffix == ".ipynb":
+        return "; write the text of its cells to a file, which else is read with outputs and images"
     return "; write its list as .jsonl, an object on each line" if suffix.startswith(".json") else ""
 
 
