@@ -12,7 +12,7 @@ from regard.continual.learner import IGNORE_INDEX, Learner, Row
 from regard.continual.network import as_float32
 from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import TextLearner, make_batch
-from regard.data.tokenizers import tokenize_once, tokenize_text
+from regard.data.tokenizers import drop_prefix, tokenize_once, tokenize_text
 from regard.errors import UserError, describe_error, warn_user
 from regard.models.limits import maximum_length
 from regard.runs.quiet import suppress_logging
@@ -183,7 +183,7 @@ def _score_text(learner: TextLearner, prefix: list[int], ids: list[int]) -> floa
     begins with the prefix, as BOS of its tokenizer, has it once: it is context, and is not scored.
     """
     limit = _maximum_length(learner)
-    ids = ids[len(prefix) :] if ids[: len(prefix)] == prefix else ids
+    ids = drop_prefix(ids, prefix)
     size = len(ids) if limit is None else limit - _shared_positions(learner)
     pairs = []
     for start in range(0, len(ids), size or 1):

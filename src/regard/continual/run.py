@@ -32,10 +32,9 @@ from regard.models.heads import HeadName
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
-from regard.runs.output_dir import read_json
 from regard.runs.provenance import peak_memory, reset_peak
 from regard.runs.rank import is_main_process, num_processes
-from regard.runs.snapshots import MANIFEST, Snapshots
+from regard.runs.snapshots import Snapshots
 from regard.training import TrainingConfig
 
 Diagnose = Callable[[Learner, int], list[Row]]
@@ -242,8 +241,8 @@ class _Checkpoints:
     def rows_of_phase(self, task: int, index: int) -> int:
         """Return how many rows the batches have of a phase that goes on; 0 of one that begins."""
         folder = self.of_phase(task, index) if self.resume else None
-        path = None if folder is None else Snapshots(folder).latest_path()
-        return 0 if path is None else int(read_json(path / MANIFEST)["record"]["plan"]["batch_size"])
+        found = None if folder is None else Snapshots(folder).find_latest()
+        return 0 if found is None else int(found[1]["plan"]["batch_size"])
 
 
 def _train(

@@ -56,10 +56,15 @@ def take_conversation(value: Any, place: str, option: str) -> Conversation:
 
 def is_conversation(value: Any) -> bool:
     """Return whether a value is a list of messages, or has one under `messages` and no text."""
-    if isinstance(value, Mapping) and "text" in value:
+    if isinstance(value, Mapping) and not has_messages(value):
         return False
     found = _find_messages(value)
     return isinstance(found, (list, tuple)) and all(isinstance(one, Mapping) for one in found)
+
+
+def has_messages(row: Mapping[str, Any]) -> bool:
+    """Return whether a row has the column of messages, and no text, which it would be read as."""
+    return MESSAGES in row and "text" not in row
 
 
 def _find_messages(value: Any) -> Any:

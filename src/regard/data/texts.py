@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from regard.data.conversations import MESSAGES, TOOLS, Conversation, is_conversation, take_conversation
+from regard.data.conversations import MESSAGES, TOOLS, Conversation, has_messages, is_conversation, take_conversation
 from regard.data.files import list_files
 from regard.data.tables import (
     check_columns,
@@ -93,12 +93,7 @@ def _has_text(path: Path, option: str) -> bool:
     if not is_table(path.name):
         return any(piece.strip() for piece in read_pieces(path, option))
     rows = _read_rows(path, option)
-    return any(_is_conversation(record) or _take_text(record, place, option).strip() for place, record in rows)
-
-
-def _is_conversation(record: Mapping[str, Any]) -> bool:
-    """Whether a row has a conversation and no text, which it would be read as."""
-    return MESSAGES in record and "text" not in record
+    return any(has_messages(record) or _take_text(record, place, option).strip() for place, record in rows)
 
 
 def find_suffix(path: Path) -> str:
@@ -226,7 +221,7 @@ def _read(path: str | Path, conversations: bool) -> list[str | Conversation]:
 def _read_conversations(path: Path) -> Iterator[Conversation]:
     """Iterate over the conversations of a table; there are none if its first row has none, or has text."""
     for number, (location, record) in enumerate(_read_rows(path, _OPTION)):
-        if not _is_conversation(record):
+        if not has_messages(record):
             is_named_otherwise = "text" not in record and not _OTHER_NAMES.isdisjoint(record)
             if number or is_named_otherwise:
                 hint = "; give each message its role and content there" if is_named_otherwise else ""

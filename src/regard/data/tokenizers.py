@@ -309,6 +309,11 @@ def tokens_before(tokenizer: Any) -> tuple[int, ...]:
         return ()
 
 
+def drop_prefix(ids: list[int], prefix: Sequence[int]) -> list[int]:
+    """Return tokens without those of a prefix, if they begin with it."""
+    return ids[len(prefix) :] if ids[: len(prefix)] == list(prefix) else ids
+
+
 def _tokens_put_before(tokenizer: Any) -> tuple[int, ...]:
     try:
         return tokens_before(tokenizer)

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.data.conversations import Conversation, write_conversations
 from regard.data.tokenizers import (
     WrittenTokens,
+    drop_prefix,
     ordinary_tokens,
     tokenize_text,
     tokens_around,
@@ -84,8 +85,7 @@ def make_text_windows(
     first = frame.before or tokens_before(tokenizer)
     for document, section, begins in _iterate_sections(documents, section_size, rng):
         ids = tokenize_text(section, tokenizer)
-        if begins and tuple(ids[: len(first)]) == first:
-            ids = ids[len(first) :]
+        ids = drop_prefix(ids, first) if begins else ids
         written.look([section])
         longest[document] = max(longest.get(document, 0), len(ids))
         starts = range(0, len(ids) - content_length + 1, content_length)
@@ -129,8 +129,7 @@ def make_conversation_windows(
     order = random.Random(seed).sample(range(len(conversations)), len(conversations))
     written = write_conversations(conversations, tokenizer, template, order)
     for number, text in zip(order, written, strict=True):
-        ids = tokenize_text(text, tokenizer)
-        ids = ids[len(first) :] if tuple(ids[: len(first)]) == first else ids
+        ids = drop_prefix(tokenize_text(text, tokenizer), first)
         counts.append(len(ids))
         if len(ids) >= frame.content_length:
             windows.append((number, ids[: frame.content_length]))

@@ -74,7 +74,13 @@ class Snapshots:
 
     def latest_path(self) -> Path | None:
         """Return the folder of the last good state, None where there is none."""
-        return next((path for path in reversed(self.paths()) if isinstance(self._read_manifest(path), dict)), None)
+        found = self.find_latest()
+        return None if found is None else found[0]
+
+    def find_latest(self) -> tuple[Path, Any] | None:
+        """Return folder and record of the last good state, None where there is none; damaged ones are not told."""
+        read = ((path, self._read_manifest(path)) for path in reversed(self.paths()))
+        return next(((path, manifest["record"]) for path, manifest in read if isinstance(manifest, dict)), None)
 
     def latest(self) -> tuple[Path, Any] | None:
         """Return folder and record of the last good state, None if there are no states.

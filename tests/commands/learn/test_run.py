@@ -19,8 +19,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard.commands.learn import identity
 from regard.commands.learn.config import LearnConfig
-from regard.commands.learn.identity import REASONS, run_identity
+from regard.commands.learn.identity import REASONS
 from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
 from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.continual.costs import AROUND
@@ -54,6 +55,11 @@ KILLS = {
 
 def table_of(found: LearnResult, name: str) -> pd.DataFrame:
     return getattr(found, "accuracy_matrix" if name == "matrix" else name)
+
+
+def identify(config: LearnConfig, loaded: Any, stream: Any) -> dict[str, Any]:
+    """What a run depends on, with the files that it reads beyond the stream as they are now."""
+    return identity.run_identity(config, loaded, stream, identity.hash_beyond(config))
 
 
 def check_same(found: LearnResult, expected: LearnResult, besides: Sequence[str] = (), **options: Any) -> None:
@@ -579,15 +585,15 @@ def test_a_frozen_model_is_told_of_where_all_of_it_would_be_trained() -> None:
 def test_a_run_whose_merged_model_was_frozen_is_not_resumed_as_one_that_is_trained() -> None:
     """Earlier versions trained a new head alone over weights that an adapter was merged into."""
     config, frozen = LearnConfig(adapter="mine"), loaded()
-    before = run_identity(config, frozen, stream())
+    before = identify(config, frozen, stream())
     check_same_identity(before, before)
-    now = run_identity(config, replace(frozen, adapter="mine"), stream())
+    now = identify(config, replace(frozen, adapter="mine"), stream())
     told = (
         r"^cannot resume: the run began in a version .* froze the model .* --adapter .* this version trains it\. Start"
     )
     with pytest.raises(UserError, match=told):
         check_same_identity(before, now, REASONS)
-    without = run_identity(LearnConfig(), frozen, stream())
+    without = identify(LearnConfig(), frozen, stream())
     for one, other in ((without, now), (now, without)):
         with pytest.raises(UserError, match=r"^cannot resume: config\.adapter was .* when the run started and is"):
             check_same_identity(one, other, REASONS)
@@ -599,12 +605,12 @@ def test_a_run_whose_held_out_text_changed_is_not_resumed(tmp_path: Path) -> Non
     identities = []
     for words in ("one text", "another"):
         text.write_text(words)
-        identities.append(run_identity(LearnConfig(held_out=str(text)), loaded(), stream()))
+        identities.append(identify(LearnConfig(held_out=str(text)), loaded(), stream()))
     before, now = identities
     check_same_identity(now, now)
     with pytest.raises(UserError, match=r"^cannot resume: held_out_text has changed since .* its SHA-256 is another\."):
         check_same_identity(before, now, REASONS)
-    of_python, none = (run_identity(LearnConfig(held_out=name), loaded(), stream()) for name in ("python", None))
+    of_python, none = (identify(LearnConfig(held_out=name), loaded(), stream()) for name in ("python", None))
     assert of_python.keys() == none.keys() == before.keys() - {"held_out_text"}
 
 
@@ -613,18 +619,18 @@ def test_a_run_whose_evaluated_tasks_changed_is_not_resumed(tmp_path: Path) -> N
     task, rows = tmp_path / "own.yaml", tmp_path / "rows.jsonl"
     task.write_text(f"task: own\ndataset_kwargs: {{data_files: {rows}}}\n")
     rows.write_text("{}")
-    before = run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
-    check_same_identity(before, run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream()))
+    before = identify(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
+    check_same_identity(before, identify(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream()))
     for file in (rows, task):
         kept = file.read_text()
         file.write_text(f"{kept}\n")
-        now = run_identity(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
+        now = identify(LearnConfig(evaluate=f"arc_easy, {task}"), loaded(), stream())
         with pytest.raises(
             UserError, match=rf"^cannot resume: evaluated_files\.{file} has changed since .* is another"
         ):
             check_same_identity(before, now)
         file.write_text(kept)
-    named = run_identity(LearnConfig(evaluate="arc_easy"), loaded(), stream())
+    named = identify(LearnConfig(evaluate="arc_easy"), loaded(), stream())
     assert named.keys() == before.keys() - {"evaluated_files"}
 
 

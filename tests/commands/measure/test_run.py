@@ -284,6 +284,16 @@ def test_conversations_are_measured_as_their_chat_template_writes_them(
         measured(tiny("llama"), talks, **options)  # type: ignore[arg-type]
 
 
+def test_a_template_is_read_once(tiny: Tiny, documents: list[str], tmp_path: Path) -> None:
+    """It was read again when the run was described: a file that was gone lost the run, an edited one its hash."""
+    path, text = tmp_path / "chat.jinja", "{% for m in messages %}{{ m.role + ': ' + m.content }}{% endfor %}"
+    path.write_text(text)
+    talks = [[{"role": "a", "content": documents[0][:400]}]]
+    options: dict[str, Any] = {"samples": 1, "length": 12, "statistics": "entropy", "chat_template": str(path)}
+    found = measured(tiny("llama"), talks, on_progress=lambda _: path.unlink(), **options)  # type: ignore[arg-type]
+    assert found.metadata["data"]["chat_template_sha256"] == sha256(text.encode()).hexdigest()
+
+
 def test_progress_is_told_after_each_batch(tiny: Tiny, documents: list[str]) -> None:
     told: list[tuple[int, int | None]] = []
     measured(tiny("llama"), documents, batch_size=3, on_progress=lambda event: told.append((event.step, event.steps)))

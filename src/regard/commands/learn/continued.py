@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig, parse_setting
 from regard.commands.learn.heads import HEAD
-from regard.commands.learn.identity import BEYOND, hash_beyond
+from regard.commands.learn.identity import BEYOND
 from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
@@ -82,9 +82,9 @@ class FinishedRun:
             got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
             raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
 
-    def check_beyond(self, config: LearnConfig) -> None:
-        """Check that what is measured beyond the stream is as it was, where its hash is known. Raises UserError."""
-        before, now = self.result.metadata.get(BEYOND, {}), hash_beyond(config)
+    def check_beyond(self, now: Mapping[str, str]) -> None:
+        """Check that what is measured beyond the stream, by its hashes, is as it was. Raises UserError."""
+        before = self.result.metadata.get(BEYOND, {})
         if changed := sorted(path for path in before if before[path] != now.get(path)):
             raise UserError(f"continue: expected {changed[0]} as {self.folder} read it, it has changed; restore it")
 

@@ -1,5 +1,6 @@
 """What the runs of a comparison depend on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,21 @@ REASONS = {
 """What is said of a run that differs in such a name alone."""
 
 
-def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream) -> dict[str, Any]:
-    """Return what every run of a comparison depends on, without methods and seeds, which may be added later."""
+def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream, beyond: Mapping[str, str]) -> dict[str, Any]:
+    """Return what every run of a comparison depends on, without methods and seeds, which may be added later.
+
+    `beyond` are the hashes of `hash_beyond`.
+    """
     untold = ("seed", "method", "set", "truncation_side")
     fields = {name: value for name, value in config.identity().items() if name not in untold}
     side = {"truncation_side": config.side} if stream.text else {}  # texts of classes are cut at their ends
     tasks = sorted(task.name for task in stream.tasks)
     parts = {"config": {**fields, "metric": config.metric, **side}, "model": loaded.sha256, "tasks": tasks}
     merged = {} if loaded.adapter is None else {BASE_OF_ADAPTER: "trained"}  # it was frozen once
-    hashes = hash_beyond(config)
-    held_out = {"held_out_text": hashes.pop(config.held_out)} if config.held_out in hashes else {}
-    return {**parts, **merged, **held_out, **({EVALUATED: hashes} if hashes else {})}
+    text = config.held_out
+    held_out = {"held_out_text": beyond[text]} if text is not None and text in beyond else {}
+    evaluated = {path: sha256 for path, sha256 in beyond.items() if path != text}
+    return {**parts, **merged, **held_out, **({EVALUATED: evaluated} if evaluated else {})}
 
 
 def hash_beyond(config: LearnConfig) -> dict[str, str]:

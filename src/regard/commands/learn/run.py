@@ -163,9 +163,10 @@ def learn(  # noqa: D417 - the options are described in the configuration
         loaded = load_model(config, model, tokenizer, text=first_stream.text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
+        beyond = hash_beyond(config)  # as it is before the first task
         if finished is not None:
             finished.check_model(loaded)
-            finished.check_beyond(config)
+            finished.check_beyond(beyond)
         runs = _make_runs(configs, by_method, streams, loaded)
         check_keys(runs)
         plain = [run.config for run in runs[: len(by_method)] if run.lora is None and run.config.lora_rank is None]
@@ -177,8 +178,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
-        beyond = {BEYOND: hashes} if (hashes := hash_beyond(config)) else {}  # as they are before the first task
-        work.start({**run_identity(config, loaded, runs[0].stream), **continued}, REASONS, NEWER)
+        work.start({**run_identity(config, loaded, runs[0].stream, beyond), **continued}, REASONS, NEWER)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
@@ -192,7 +192,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results) | beyond | continued,
+            metadata=_describe(config, runs, loaded, results) | ({BEYOND: beyond} if beyond else {}) | continued,
             models=models if models is not None and models.is_dir() else None,
         )
 

@@ -124,10 +124,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
             raise UserError("prompt: expected images, audio or videos, beside which it stands, got text")
         if media is not None and config.chat_template is not None:
             raise UserError(f"chat-template: expected conversations, which it writes; got {kind_of(media)}")
-        texts = _check_texts(texts, config) if media is None else None
+        template = None if config.chat_template is None else read_template(config.chat_template)
+        texts = _check_texts(texts, template, config.input) if media is None else None
         loaded = load_for(model, tokenizer, media)
         started = time.perf_counter()
-        sources, batch_size, num_samples = _choose_samples(loaded, media, texts, config)
+        sources, batch_size, num_samples = _choose_samples(loaded, media, texts, template, config)
+        written = describe_template(loaded.tokenizer, template) if texts and texts.conversations else {}
         _check_shares(loaded.model, num_samples)
         selected, verify = make_statistics(config, loaded, media), not config.skip_verification
         options: dict[str, Any] = {"layers": config.layer_ids, "part": config.part, "verify": verify}
@@ -149,7 +151,7 @@ def measure(  # noqa: D417 - the options are described in the configuration
     metadata = describe_run(
         config.replace(batch_size=batch_size),
         model=describe_model(loaded.model, loaded.name, loaded.sha256, loaded.adapter),
-        data=_describe_data(sources, texts, config, loaded) | describe_decoder_start(start, loaded.tokenizer),
+        data=_describe_data(sources, texts, config, loaded) | written | describe_decoder_start(start, loaded.tokenizer),
         cost={**cost, "batch_size": batch_size},
     )
     unread = {
@@ -171,12 +173,12 @@ def measure(  # noqa: D417 - the options are described in the configuration
 
 
 def _choose_samples(
-    loaded: models.Loaded, media: Media | None, texts: Texts | None, config: MeasureConfig
+    loaded: models.Loaded, media: Media | None, texts: Texts | None, template: str | None, config: MeasureConfig
 ) -> tuple[Windows | Media, int, int]:
     """Return what is read, how much of it in a forward, and how much in all. UserError for what the model refuses."""
     if media is None:
         _check_layers(config, range(_num_layers(loaded.model) or sys.maxsize))
-        windows = _make_windows(loaded, texts, config)
+        windows = _make_windows(loaded, texts, template, config)
         return windows, config.batch_rows, len(windows.input_ids)
     if config.prompt is not None:
         check_reads_text(loaded, kind_of(media), config.prompt)
@@ -210,32 +212,26 @@ def _describe_data(
         "samples": len(samples.input_ids),
         "length": config.length,
         **{name: getattr(samples, name) for name in ("tokens", "documents", "too_short")},
-        **(describe_template(loaded.tokenizer, _read_template(config)) if texts and texts.conversations else {}),
     }
 
 
-def _read_template(config: MeasureConfig) -> str | None:
-    return None if config.chat_template is None else read_template(config.chat_template)
-
-
-def _check_texts(texts: Texts | Sequence[Any] | None, config: MeasureConfig) -> Texts | None:
+def _check_texts(texts: Texts | Sequence[Any] | None, template: str | None, input: str) -> Texts | None:
     """Return the documents; None for input that is no text. Raises UserError."""
-    if config.input != "natural" and texts is not None:
-        raise UserError(f"texts: expected none with input {config.input}, whose tokens are not taken from text")
+    if input != "natural" and texts is not None:
+        raise UserError(f"texts: expected none with input {input}, whose tokens are not taken from text")
     found = None
-    if config.input == "natural":
+    if input == "natural":
         found = data.load_python_documentation() if texts is None else take_texts(texts)
-    if _read_template(config) is not None and (found is None or not found.conversations):
-        got = f"{config.input} tokens" if found is None else "texts"
+    if template is not None and (found is None or not found.conversations):
+        got = f"{input} tokens" if found is None else "texts"
         raise UserError(f"chat-template: expected conversations (a column {MESSAGES}), which it writes; got {got}")
     return found
 
 
-def _make_windows(loaded: models.Loaded, texts: Texts | None, config: MeasureConfig) -> Windows:
+def _make_windows(loaded: models.Loaded, texts: Texts | None, template: str | None, config: MeasureConfig) -> Windows:
     options: dict[str, Any] = {name: getattr(config, name) for name in ("length", "samples", "bos", "seed")}
     options["max_length"] = models.maximum_length(loaded.model, loaded.tokenizer)
     if texts is not None and texts.conversations:
-        template = _read_template(config)
         return data.make_conversation_windows(texts.conversations, loaded.tokenizer, template=template, **options)
     if texts is not None:
         return data.make_text_windows(texts.documents, loaded.tokenizer, **options)
