@@ -32,6 +32,7 @@ from regard.attention.spec import ATTENTIONS
         pytest.param("learning", "regard", marks=pytest.mark.exhaustive),
         pytest.param("adapters", "regard", marks=pytest.mark.exhaustive),
         ("gathering", "masked"),
+        pytest.param("freed_memory", "default", marks=pytest.mark.exhaustive),
         pytest.param("look", "plain", marks=pytest.mark.exhaustive),
     ],
 )
