@@ -151,6 +151,60 @@ def test_keys_are_told_from_queries(way: Way) -> None:
             torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
 
 
+def exchanged_by_a_sum_over_heads(attention: Attention, x: Tensor) -> Tensor:
+    """As talking heads do before the softmax, in one step with the exchange."""
+    q, k, v = attention.split(x)
+    mixed = torch.einsum("bhji,hg->bgij", k @ q.mT * SCALE, torch.eye(HEADS))
+    return mixed.softmax(-1) @ v
+
+
+def behind_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
+    """As in Conformers: what is added is a product of queries and keys of positions, of as many axes."""
+    q, k, v = attention.split(x)
+    positions = torch.zeros(1, HEADS, *q.shape[2:])
+    return ((q @ k.mT + q @ positions.mT) * SCALE).softmax(-1) @ v
+
+
+def behind_a_bias_of_heads(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return ((q @ torch.zeros(HEADS, *q.shape[2:]).mT + q @ k.mT) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "way",
+    [
+        keys_before_queries, exchanged_by_einsum, exchanged_before_masks, exchanged_in_place, in_heads,
+        exchanged_by_a_sum_over_heads, behind_a_bias_by_products, behind_a_bias_of_heads,
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_keys_are_told_from_queries_of_one_token_and_from_those_of_positions(way: Way) -> None:
+    """Axes of one entry were not told from each other, nor those of a copy, and the latest product was that of keys."""
+    model = Model(way, num_heads=HEADS)
+    for rows, tokens in ((1, 1), (1, 12), (3, 12)):
+        with watching(model, "key_norm") as watch:
+            model(ids(rows, tokens))
+        for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+            frame = watch.frame("key_norm", layer=layer)
+            frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+            norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
+            torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
+
+
+def turned(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (k @ q.mT * SCALE).rot90(1, (-2, -1)).flip(-2).softmax(-1) @ v
+
+
+@torch.no_grad()
+def test_scores_that_are_turned_are_refused() -> None:
+    """Norms of queries were measured as those of keys."""
+    model = Model(turned, num_heads=HEADS)
+    with pytest.raises(UserError, match="is not of one product of queries and keys"), watching(model, "key_norm"):
+        model(ids(3))
+
+
 def with_normed_values(heads_first: bool) -> Way:
     """Fold heads and samples into one axis, with values that are no output of a linear layer."""
 

@@ -247,6 +247,17 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
     return weights, (v.mT @ weights.mT).mT
 
 
+def by_a_power_of_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """They were measured as weights of one step, and as values themselves."""
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, (weights @ weights) @ v
+
+
+def by_weights_and_their_transpose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, (weights @ weights.mT) @ v
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way, reason",
@@ -263,6 +274,8 @@ def by_transposed_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tupl
         (by_changing_scores, "changed in place"),
         (by_softmax_into_a_tensor, "changed in place"),
         (by_summing_heads, "in no known layout"),
+        (by_a_power_of_weights, "multiplied with themselves"),
+        (by_weights_and_their_transpose, "multiplied with themselves"),
         (by_softmax_over_queries, "its softmax over 4 dimensions is not of one product"),
     ],
 )

@@ -15,7 +15,7 @@ from regard.hooks.data_flow import writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
-from regard.hooks.two_operands import Product
+from regard.hooks.two_operands import Product, Step, rank
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -155,13 +155,13 @@ class AttentionProducts:
         elif name in ("linear", "conv1d") and self._is_own:
             self._head_order.note(result.mT if name == "conv1d" else result)
         if self._softmax is None:
-            self._follow(name, (*args, *kwargs.values()), result)
+            self._follow(Step(function, args, kwargs, result))
         return result
 
-    def _follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
+    def _follow(self, step: Step) -> None:
         """Note what a function has made of the scores, if that is what it read."""
         for product in self._products:
-            product.follow(name, operands, result)
+            product.follow(step)
 
     def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
         """Ignore the softmax of a module that makes a call as well. UserError if its heads are not in their order."""
@@ -187,7 +187,7 @@ class AttentionProducts:
     def _note_softmax(
         self, module: nn.Module, scores: Tensor, weights: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        products = [product for product in reversed(self._products) if product.size == weights.numel()]
+        products = [product for product in self._products if product.size == weights.numel()]
         if module is self._skipped or (not products and weights.ndim < 4):
             return  # such as of the logits of a router
         self._end_softmax()
@@ -198,7 +198,7 @@ class AttentionProducts:
         made = scores
         if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
-        operands = (product.read_scores(made, scores.shape) for product in products if is_last and scores.ndim == 4)
+        operands = (one.read_scores(made, scores.shape) for one in rank(products, made) if is_last and scores.ndim == 4)
         query_and_key = next((pair for pair in operands if pair is not None), None)
         if query_and_key is None:
             raise cannot_observe(
@@ -222,7 +222,7 @@ class AttentionProducts:
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
-            self._follow(name, args, result)  # einsum of one tensor may exchange axes
+            self._follow(Step(function, args, kwargs, result))  # einsum of one tensor may exchange axes
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(Product.of(tensors[0], tensors[1], letters, result))
             return result
@@ -248,6 +248,8 @@ class AttentionProducts:
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
+        if not is_transformed(value) and _share_memory(value, weights):
+            raise cannot_observe(module, "its weights are multiplied with themselves, as powers of them are")
         self._head_order.check(module, value, is_folded=self._is_own and weights.ndim == 3)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
+
+from regard.hooks.einsum_letters import read_letters
 
 Axes = tuple[int, int]
 Layout = list[tuple[int, int]]
+Result = tuple[ReferenceType[Tensor], Axes | None, Layout]
 FOLLOWED = 16
 """Tensors made of a product of which it is known where its last two axes stand."""
 EXCHANGING = (
@@ -19,10 +23,66 @@ EXCHANGING = (
     "transpose", "transpose_",
 )  # fmt: skip
 """Functions that may exchange them; `__get__` is that of `mT`."""
+COPYING = ("permute_copy", "rot90", "transpose_copy")
+"""Functions that may, and whose result is a copy, which does not show it."""
 PARTING = ("chunk", "split", "tensor_split", "unbind")
 """Functions that make several tensors of one, whose last axes stand as before."""
 CUTTING = (*PARTING, "__getitem__", "cat", "concat", "concatenate", "index_select", "narrow", "pad", "stack")
 """Functions that make a tensor of more or fewer entries, whose last axes stand as before."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function that was called, what it read, and what it has made of that."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def name(self) -> str:
+        """The name of the function."""
+        return getattr(self.function, "__name__", "")
+
+    def reads(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is among its arguments."""
+        return any(one is tensor for one in self._operands())
+
+    def move(self, tensor: Tensor, axes: Axes | None, layout: Layout, part: Tensor) -> Axes | None:
+        """Return where two axes of a tensor, of this layout before the call, stand in what was made; None: unknown."""
+        if axes is None or self.name in COPYING:
+            return None
+        if self.name not in EXCHANGING:
+            return axes
+        if self.name == "einsum" and sum(isinstance(one, Tensor) for one in self._operands()) > 1:
+            return self._move_letters(tensor, axes, part)
+        sizes = [size for size, _ in layout]
+        strides = [2 ** (len(sizes) - axis) * max(sizes) ** (len(sizes) - axis) for axis in range(len(sizes))]
+        probe = torch.empty_strided(sizes, strides, device="meta")  # of other strides each, also of axes of one entry
+        args = [_put(probe, tensor, value) for value in self.args]
+        made = self.function(*args, **{name: _put(probe, tensor, value) for name, value in self.kwargs.items()})
+        after = list(made.stride()) if isinstance(made, Tensor) and made.shape == part.shape else []
+        if any(after.count(strides[axis]) != 1 for axis in axes):
+            return None
+        rows, columns = (after.index(strides[axis]) - len(after) for axis in axes)
+        return rows, columns
+
+    def _operands(self) -> Iterator[Any]:
+        for value in (*self.args, *self.kwargs.values()):
+            yield from value if isinstance(value, (list, tuple)) else (value,)
+
+    def _move_letters(self, tensor: Tensor, axes: Axes, part: Tensor) -> Axes | None:
+        """Return where two axes of an operand of einsum stand in its output; None where that does not have them."""
+        operands = [one for one in self._operands() if isinstance(one, Tensor)]
+        letters = read_letters(str(self.args[0]), operands)
+        if letters is None:
+            return None
+        own, output = letters[0 if operands[0] is tensor else 1], letters[2]
+        if any(own[axis] not in output for axis in axes):
+            return None
+        rows, columns = (output.index(own[axis]) - len(output) for axis in axes)
+        return rows, columns
 
 
 @dataclass(frozen=True)
@@ -34,15 +94,15 @@ class Product:
         right: The other one.
         letters: Those of both and of the output, as in `torch.einsum`.
         size: Entries of the output.
-        results: The output and what was made of it, the axes of its rows and columns, counted from the last one, and
-            its sizes and strides.
+        results: The output and what was made of it, the axes of its rows and columns, counted from the last one (None
+            if they are not known), and its sizes and strides.
     """
 
     left: Tensor
     right: Tensor
     letters: tuple[str, str, str] | None
     size: int = 0
-    results: deque[tuple[ReferenceType[Tensor], Axes, Layout]] = field(default_factory=lambda: deque(maxlen=FOLLOWED))
+    results: deque[Result] = field(default_factory=lambda: deque(maxlen=FOLLOWED))
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, letters: tuple[str, str, str] | None, output: Tensor) -> Product:
@@ -51,21 +111,25 @@ class Product:
         product._note(output, (-2, -1))
         return product
 
-    def _note(self, tensor: Tensor, axes: Axes) -> None:
+    def _note(self, tensor: Tensor, axes: Axes | None) -> None:
         self.results.append((ref(tensor), axes, list(zip(tensor.shape, tensor.stride(), strict=True))))
 
-    def follow(self, name: str, operands: Sequence[Any], result: Any) -> None:
+    def follow(self, step: Step) -> None:
         """Note what a function has made of the output, or of what was made of it; no masks."""
-        made = [result] if isinstance(result, Tensor) else list(result) if name in PARTING else []
-        if not made or not made[0].is_floating_point() or (made[0].numel() != self.size and name not in CUTTING):
+        result = step.result
+        made = [result] if isinstance(result, Tensor) else list(result) if step.name in PARTING else []
+        if not made or not made[0].is_floating_point() or (made[0].numel() != self.size and step.name not in CUTTING):
             return
-        read = [part for one in operands for part in (one if isinstance(one, (list, tuple)) else (one,))]
         for before, axes, layout in reversed(self.results):
             tensor = before()
-            if tensor is not None and any(operand is tensor for operand in read):
+            if tensor is not None and step.reads(tensor):
                 for part in made:
-                    self._note(part, _move(name, axes, layout, part))
+                    self._note(part, step.move(tensor, axes, layout, part))
                 return
+
+    def made(self, scores: Tensor) -> bool:
+        """Return whether scores are known to be made of the output."""
+        return any(read() is scores for read, _, _ in self.results)
 
     def read_scores(self, scores: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys (batch, head, token, width), if they may have made scores.
@@ -73,6 +137,8 @@ class Product:
         `shape` is theirs as (batch, head, query, key).
         """
         axes = next((axes for read, axes, _ in reversed(self.results) if read() is scores), (-2, -1))
+        if axes is None:
+            return None
         if axes != (-1, -2):
             return self._read_factors(*shape)
         batch, heads, queries, keys = shape
@@ -121,6 +187,17 @@ class Product:
         return value, lambda tensor: (_join_heads(tensor) if len(own) == 3 else tensor).permute(order)
 
 
+def rank(products: Sequence[Product], scores: Tensor) -> list[Product]:
+    """Return products, from the first to the last, in the order in which they are looked for as that of scores.
+
+    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples, or come later.
+    Those of which scores are not known to be made are last, the latest before the others.
+    """
+    known = [product for product in products if product.made(scores)]
+    known.sort(key=lambda product: min((one.ndim, one.numel()) for one in (product.left, product.right)), reverse=True)
+    return known + [product for product in reversed(products) if not product.made(scores)]
+
+
 def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
     if tensor.ndim == 3 and len(tensor) == batch * heads:
         return tensor.unflatten(0, (batch, heads))
@@ -139,10 +216,8 @@ def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
     return tensor.permute([letters.index(letter) for letter in to])
 
 
-def _move(name: str, axes: Axes, layout: Layout, result: Tensor) -> Axes:
-    """Return where two axes of a tensor of this layout stand in what a function has made of it."""
-    after: Layout = list(zip(result.shape, result.stride(), strict=True))
-    if name not in EXCHANGING or any(after.count(layout[axis]) != 1 for axis in axes):
-        return axes  # no view with these axes, or one in which they cannot be told
-    rows, columns = (after.index(layout[axis]) - len(after) for axis in axes)
-    return rows, columns
+def _put(probe: Tensor, tensor: Tensor, value: Any) -> Any:
+    """Return an argument with one tensor in the place of another."""
+    if isinstance(value, (list, tuple)):
+        return [_put(probe, tensor, one) for one in value]
+    return probe if value is tensor else value
