@@ -291,6 +291,49 @@ def test_heads_before_samples_are_refused(way: Way, rows: int) -> None:
                 model(ids(rows))
 
 
+def over_channels(attention: Attention, x: Tensor) -> Tensor:
+    """As in XCiT."""
+    q, k, v = (part.mT for part in attention.split(x))
+    return ((q @ k.mT).softmax(-1) @ v).mT
+
+
+def over_channels_by_function(attention: Attention, x: Tensor) -> Tensor:
+    return scaled_dot_product_attention(*(part.mT for part in attention.split(x))).mT
+
+
+def over_heads(attention: Attention, x: Tensor) -> Tensor:
+    """As where tokens stand before heads, which their attention does not tell."""
+    return scaled_dot_product_attention(*(part.transpose(1, 2) for part in attention.split(x))).transpose(1, 2)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    "way, reason",
+    [
+        (over_channels, "its keys are channels"),
+        (over_channels_by_function, "its keys are channels"),
+        (over_heads, "heads attend to each other in each token"),
+    ],
+)
+@torch.no_grad()
+def test_attention_to_what_is_no_token_is_refused(way: Way, reason: str, rows: int) -> None:
+    """Channels and heads were measured as if they were tokens."""
+    for tokens in (WIDTH, TOKENS):
+        model = Model(way)
+        with pytest.raises(UserError, match=reason), watching(model, "column_mass"):
+            model(ids(rows, tokens))
+
+
+@torch.no_grad()
+def test_a_text_of_one_word_alone_is_no_attention_to_heads() -> None:
+    """Its tokens are alike, as many as heads."""
+    model, text = Model(plain), torch.full((2, HEADS), 7)
+    with watching(model, "column_mass") as watch:
+        model(text)
+    assert watch.samples == 2
+
+
 def multiplied(attention: Attention, x: Tensor) -> Tensor:
     q, k, v = attention.split(x)
     weights = (q @ k.mT).softmax(-1)

@@ -14,13 +14,15 @@ RECENT_OUTPUTS = 4
 """Outputs of linear layers among which values are looked for: behind those of values may be those of gates."""
 COMPARED = 4
 """Entries of a head that are looked for."""
+COMPARED_TOKENS = 16
+"""Tokens that are looked for, of which some differ."""
 HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "nheads")
 """Names by which a module, or its config, says how many heads it has."""
 _EXPECTED = "expected (batch, head, token, width)"
 
 
 class HeadOrder:
-    """Follows the outputs of linear layers, and refuses values whose first two axes are not samples and heads."""
+    """Follows the outputs of linear layers, and refuses values that are not (batch, head, token, width)."""
 
     def __init__(self) -> None:
         self._outputs: deque[Tensor] = deque(maxlen=RECENT_OUTPUTS)
@@ -39,13 +41,15 @@ class HeadOrder:
     def check(
         self, module: nn.Module, value: Float[Tensor, "batch head key width"], *, is_folded: bool = False
     ) -> None:
-        """Raise a UserError if the heads of a module stand before its samples, or count as samples.
+        """Raise a UserError if the heads of a module stand before its samples, count as samples, or are the tokens.
 
         Where both are one axis, `is_folded`, also if nothing shows that they do not.
         """
         if module in self._in_order or not value.numel() or is_traced() or is_transformed(value):
             return
         batch, heads, keys, _ = value.shape
+        for output in self._outputs:
+            _check_tokens(module, value.detach(), output)
         first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
         for output in reversed(self._outputs):
             for tokens_second in (output, output.transpose(0, 1)):
@@ -76,6 +80,24 @@ class HeadOrder:
             return batch > 1 < heads
         rows = [output.shape[axis] for output in self._outputs for axis in (0, 1) if output.shape[1 - axis] == keys]
         return any(batch > count and batch % count == 0 for count in rows)
+
+
+def _check_tokens(module: nn.Module, value: Tensor, output: Tensor) -> None:
+    """Refuse values whose tokens, as a linear layer has returned them, stand on the axis of heads or of widths."""
+    for tokens_second in (output, output.transpose(0, 1)):
+        samples, tokens = tokens_second.shape[:2]
+        rows = tokens_second[0, :COMPARED_TOKENS].to(value.dtype)
+        is_second = tokens > 1 and value.shape[:2] == (samples, tokens)
+        if is_second and _are_in_turn(value[0, :COMPARED_TOKENS, 0, :COMPARED], rows):
+            raise cannot_observe(module, f"its heads attend to each other in each token; {_EXPECTED}")
+        is_last = tokens > 1 and (value.shape[0], value.shape[3]) == (samples, tokens)
+        if is_last and _are_in_turn(value[0, 0, 0, :COMPARED_TOKENS, None], rows):
+            raise cannot_observe(module, f"its keys are channels, and not tokens; {_EXPECTED}")
+
+
+def _are_in_turn(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
+    """Return whether each row has its entries, and not the first row those of all."""
+    return _are_in(entries, rows) and not _are_in(entries, rows[:1])
 
 
 def _check_axes(module: nn.Module, first: Tensor, samples: int, batch: int, heads: int) -> None:
