@@ -5,11 +5,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from experiments.hosts.shrink import make_config, make_model, sharpen
 from regard.attention.call import AttentionCall
 from regard.constants import Constants, Origin
+from regard.errors import UserError
 from regard.hooks import find_attention_layers, replacing, watching
 from regard.hooks.forward_pass import find_tokens
 from regard.hooks.layers import model_fingerprint
@@ -161,3 +162,68 @@ def test_choices_are_rows_with_the_padding_of_each(name: str) -> None:
     counts = watch.frame("column_mass", layer=0, head=0).sort_values("position")["n"]
     assert counts.tolist() == [4, 4, 4, 3, 3, 2, 2, 2]
     assert watch["sink_tokens"].tokens() == expected["sink_tokens"].tokens()
+
+
+class Chooser(nn.Module):
+    """A layer in which a query sees the keys of its largest scores, of tokens that an argument may hide."""
+
+    def __init__(self, heads: int, largest: int, window: int = 99) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.blocks = nn.Embedding(90, 8), nn.ModuleList([Choice(heads, largest, window)])
+
+    def forward(self, ids: Tensor, real: Tensor | None = None, attention_mask: Tensor | None = None) -> Tensor:
+        states: Tensor = self.blocks[0](self.table(ids), real)
+        return states
+
+
+class Choice(nn.Module):
+    def __init__(self, heads: int, largest: int, window: int) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.num_heads, self.largest, self.window = heads, largest, window
+
+    def weigh(self, states: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return weights and values."""
+        q, k, v = (part(states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.maps)
+        distance = torch.arange(states.shape[1])[:, None] - torch.arange(states.shape[1])
+        is_near = (distance >= 0) & (distance < self.window * torch.arange(1, self.num_heads + 1)[:, None, None])
+        scores = (q @ k.mT).masked_fill(~is_near, -torch.inf)
+        if real is not None:
+            scores = scores.masked_fill(~real[:, None, None].bool(), -torch.inf)
+        least = scores.topk(self.largest, -1).values[..., -1:]
+        return scores.masked_fill(scores < least, -torch.inf).softmax(-1), v
+
+    def forward(self, states: Tensor, real: Tensor | None) -> Tensor:
+        weights, v = self.weigh(states, real)
+        return states + (weights @ v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+@torch.no_grad()
+def test_keys_that_no_query_chooses_are_no_padding(heads: int) -> None:
+    """The last tokens were left out of their samples, which nothing told."""
+    model = Chooser(heads, largest=1)
+    weights, _ = model.blocks[0].weigh(model.table(ids()), None)
+    assert not bool((weights > 0).any((1, 2)).all())
+    problem = r"its queries choose keys, as the largest scores, .* argument attention_mask"
+    with pytest.raises(UserError, match=problem), watching(model, "column_mass"):
+        model(ids())
+    with watching(model, "column_mass") as watch:
+        model(ids(), attention_mask=torch.ones(2, 8))
+    values = torch.tensor(watch.frame("column_mass")["value"].to_numpy()).reshape(heads, 8)
+    torch.testing.assert_close(values, weights.double().mean(2).mean(0))
+
+
+@torch.no_grad()
+def test_padding_beside_windows_of_heads_is_in_no_sample() -> None:
+    """Heads hide different pairs, by their distance alone."""
+    model = Chooser(2, largest=8, window=3)
+    real = told(8)
+    with watching(model, "column_mass") as watch:
+        model(ids(), real=real)
+    weights, _ = model.blocks[0].weigh(model.table(ids()), real)
+    alone = [weights[0].mean(1), weights[1, :, :REAL, :REAL].mean(1)]
+    values = torch.tensor(watch.frame("column_mass")["value"].to_numpy()).reshape(2, 8)
+    torch.testing.assert_close(values[:, :REAL], ((alone[0][:, :REAL] + alone[1]) / 2).double())
+    torch.testing.assert_close(values[:, REAL:], alone[0][:, REAL:].double())

@@ -41,6 +41,7 @@ class ForwardContext:
         images: Images that it is passed, one a row; None if it is passed none, or several together.
         reads_images: It is passed pixels, whose masks have names of their own.
         pair_mask: The mask of pairs that it is passed, (batch, 1 or head, query, key), without a cache before it.
+        is_told: It is passed a mask (batch, token), which says what is padding, or that nothing is.
     """
 
     offset: int = 0
@@ -53,6 +54,7 @@ class ForwardContext:
     images: int | None = None
     reads_images: bool = False
     pair_mask: Tensor | None = None
+    is_told: bool = False
 
     @classmethod
     def from_arguments(
@@ -100,6 +102,7 @@ class ForwardContext:
             reads_images=isinstance(pixels, Tensor),
             images=len(pixels) if isinstance(pixels, Tensor) and pixels.ndim == 4 else None,
             pair_mask=pair_mask,
+            is_told=isinstance(mask, Tensor) and mask.ndim == 2,
         )
 
     def find_block_starts(self) -> Int[Tensor, "batch query"] | None:

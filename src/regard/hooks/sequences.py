@@ -21,6 +21,7 @@ from regard.hooks.alignment import SampleAlignment
 from regard.hooks.cached_keys import check_same_keys, lent_cache, unknown_cache
 from regard.hooks.direction import is_causal_layer, is_one_sided
 from regard.hooks.forward_pass import ForwardContext, find_tokens, hides_room, keeps_apart, packed_blocks, seen_keys
+from regard.hooks.hidden_keys import check_padding, unknown_padding
 from regard.hooks.hidden_states import WaitingHidden, reduce_hidden
 from regard.hooks.kept_calls import KEY_ENTRIES, MAX_STEPS
 from regard.hooks.modules import Stack, cross_site, masks_padding, num_blocks
@@ -191,17 +192,18 @@ class Sequences:
     def _read_padding(self, kind: str, call: AttentionCall) -> None:
         """Take keys that no query sees for padding, if no argument says so. UserError if layers differ in them."""
         name = "encoder_mask" if kind == "cross" else "token_mask"
+        forward, is_own = self.forward, self.stack.is_own and kind == "self"
+        assert forward is not None
         if kind not in self._seen_keys:
-            if getattr(self.forward, name) is None:
-                self._seen_keys[kind] = seen_keys(call)
-                setattr(self.forward, name, self._seen_keys[kind])  # whatever argument says so
+            if getattr(forward, name) is None and not (is_own and forward.is_told):
+                seen = self._seen_keys[kind] = seen_keys(call)
+                if is_own and seen is not None:
+                    check_padding(self.name, call, seen)
+                setattr(forward, name, seen)  # whatever argument says so
             return
         first, seen = self._seen_keys[kind], seen_keys(call)
         if first is not seen and (first is None or seen is None or not torch.equal(first, seen)):
-            raise UserError(
-                f"cannot observe {self.name}: its layers hide different keys from all queries; expected those of "
-                "padding in every layer, or an argument attention_mask (batch, token) of the model, which says it"
-            )
+            raise unknown_padding(self.name, "its layers hide different keys from all queries")
 
     @property
     def _hides_padding_by_itself(self) -> bool:
