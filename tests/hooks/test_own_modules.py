@@ -334,6 +334,31 @@ def test_a_text_of_one_word_alone_is_no_attention_to_heads() -> None:
     assert watch.samples == 2
 
 
+def by_logarithms(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (q @ k.mT * WIDTH**-0.5).log_softmax(-1).exp() @ v
+
+
+@torch.no_grad()
+def test_a_block_whose_attention_is_not_seen_beside_that_of_others_is_told() -> None:
+    """It was missing in tables and in means over layers, and nothing said it."""
+    model = Model(plain)
+    model.blocks[1].way = by_logarithms
+    with pytest.warns(UserWarning, match="Model: not observed, unlike the attention of other blocks: block 1; what"):  # noqa: SIM117
+        with watching(model, "column_mass") as watch:
+            model(ids())
+    assert sorted(watch.frame("column_mass")["layer"].unique()) == [0, 2]
+
+
+@torch.no_grad()
+def test_blocks_of_another_kind_and_those_that_are_not_executed_are_not_told() -> None:
+    model = Model(plain)
+    model.blocks[1].way = lambda attention, x: attention.split(x)[2]
+    model.blocks[1].gate = nn.Linear(2, 2)
+    with watching(model, "column_mass"):
+        model(ids())
+
+
 def multiplied(attention: Attention, x: Tensor) -> Tensor:
     q, k, v = attention.split(x)
     weights = (q @ k.mT).softmax(-1)

@@ -60,6 +60,8 @@ class BlockCounter:
                 self._owners.setdefault(module, []).append(index)
         inner = self._owners if stack.is_own else []
         self._parts = [module for module in inner if next(module.children(), None) is not None]
+        self.executed, self.attending = set[int](), set[int]()
+        """Which blocks have returned other states than they read, and in which something attended, in all forwards."""
         self._tables = [module for module in around if isinstance(module, nn.Embedding) and module not in self._owners]
         self.begin()
 
@@ -171,6 +173,8 @@ class BlockCounter:
         FLOW.in_block = False
         if any(read() is output for read, _ in self._inputs):
             self._inputs = []
+        elif self._current is not None and isinstance(output, Tensor):
+            self.executed.add(self._current)
         return (self._execution + 1) * self._layers_per_block - 1
 
     def has_hidden(self, layer: int) -> bool:
@@ -196,6 +200,7 @@ class BlockCounter:
         if not position.is_repeat:
             self._check_queries(module, kind, call, position.part)
         self._called.add(module)
+        self.attending.update(() if self._current is None else (self._current,))
         self._latest[kind] = position, module, made.query, made.key
         return position
 
@@ -215,6 +220,14 @@ class BlockCounter:
                 "other queries and keys, as differential attention and loops over heads do; expected one attention of "
                 "all heads"
             )
+
+    def find_silent(self) -> list[int]:
+        """Return the blocks that were executed, and not skipped, and never attended as others with such parts did."""
+        if not self._stack.is_own:
+            return []
+        kinds = [[type(module) for module in modules_of(block)] for block in self._stack.blocks]
+        others = [kinds[index] for index in self.attending]
+        return sorted(index for index in self.executed - self.attending if kinds[index] in others)
 
     @property
     def skips_all(self) -> bool:

@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.hooks.fidelity import Example, verify_routing
 from regard.hooks.generation import check_generation
 from regard.hooks.module_tree import unchanged_modules
-from regard.hooks.own_modules import warn_of_outside
+from regard.hooks.own_modules import warn_of_outside, warn_of_silent_blocks
 from regard.hooks.parts import naming_other_parts
 from regard.hooks.routing import check_observable, observing, owned_by_this_thread
 from regard.hooks.watch import Watch
@@ -70,3 +70,5 @@ def watching(
                 watch.turns = stack.enter_context(observing(model, watch, list(watch.locations), **options))
             yield watch
         watch.close()
+        for sequences in watch.stacks.values():
+            warn_of_silent_blocks(sequences.name, sequences.counter.find_silent())

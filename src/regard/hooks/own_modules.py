@@ -1,6 +1,6 @@
 """What is asked of modules that are no models of Transformers: no argument of theirs says what their keys are."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -18,6 +18,15 @@ def warn_of_outside(model: nn.Module, part: str | None) -> None:
     """Warn of attention around a model of Transformers, which is not observed, unless one part is chosen."""
     if part is None and not isinstance(model, PreTrainedModel) and (paths := find_outside(model)):
         warn_user(f"{type(model).__name__}: not observed, since in no stack of layers: {', '.join(paths)}")
+
+
+def warn_of_silent_blocks(name: str, blocks: Sequence[int]) -> None:
+    """Warn of blocks that are like others, and in which no attention was seen, if there are any."""
+    if blocks:
+        warn_user(
+            f"{name}: not observed, unlike the attention of other blocks: block {', '.join(map(str, blocks))}; what a "
+            "scripted function, an operator of torch.ops or log_softmax computes is not seen"
+        )
 
 
 def check_inside(model: nn.Module, entries: Collection[nn.Module]) -> None:
