@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from regard.errors import UserError
 from regard.hooks import attention_function, replacing, watching
@@ -98,6 +99,16 @@ def test_another_attention_inside_a_transform_is_refused_in_one_line(mistral: An
     problem = "cannot compute the attention of MistralAttention inside this transform of torch.func: expected"
     with pytest.raises(UserError, match=problem), replacing(mistral, "sigmoid"):
         torch.func.grad(loss)(states(mistral))
+
+
+def test_tangents_of_forward_mode_are_refused_in_one_line(mistral: Any) -> None:
+    """They ended in PyTorch's words on a feature request."""
+    given = states(mistral)
+    problem = "cannot observe MistralAttention with tangents of torch.autograd.forward_ad; expected"
+    with forward_ad.dual_level(), watching(mistral, "column_mass", verify=False):
+        dual = forward_ad.make_dual(given, torch.ones_like(given))
+        with pytest.raises(UserError, match=problem):
+            mistral(inputs_embeds=dual, use_cache=False)
 
 
 def test_memory_that_ends_inside_a_transform_is_told_as_such(mistral: Any, monkeypatch: pytest.MonkeyPatch) -> None:

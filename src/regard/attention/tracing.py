@@ -31,6 +31,12 @@ def is_transformed(tensor: Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+def has_tangent(tensor: Tensor) -> bool:
+    """Return whether a tensor carries a tangent of forward-mode differentiation, of `torch.autograd.forward_ad`."""
+    is_open = torch.autograd.forward_ad._current_level >= 0
+    return is_open and torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def is_mapped(grad: Tensor) -> bool:
     """Return whether a gradient stands for several, inside vmap of `torch.func` or by `is_grads_batched`."""
     return is_transformed(grad) or torch._C._functorch.is_legacy_batchedtensor(grad)

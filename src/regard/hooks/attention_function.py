@@ -15,7 +15,7 @@ from regard.attention.call import AttentionCall, kept_pairs
 from regard.attention.operator import attend, compute_output, reduce
 from regard.attention.reduction import ReductionRequest
 from regard.attention.registered_names import EAGER_NAME
-from regard.attention.tracing import is_traced, is_transformed
+from regard.attention.tracing import has_tangent, is_traced, is_transformed
 from regard.errors import UserError
 from regard.hooks import compressed, registration
 from regard.hooks.added_masks import check_mask
@@ -233,7 +233,15 @@ def dispatch(module: nn.Module, call: AttentionCall, *, reads_keys: bool = True)
 
 
 def _check_transform(error: RuntimeError, module: nn.Module, call: AttentionCall, action: str) -> None:
-    """Raise a UserError for an error of a transform of `torch.func` that does not know what is computed."""
+    """Raise a UserError for an error of a transform of `torch.func` that does not know what is computed.
+
+    PyTorch's fused attention has no tangents, those of forward-mode differentiation, either.
+    """
+    if isinstance(error, NotImplementedError) and any(map(has_tangent, (call.query, call.key, call.value))):
+        raise UserError(
+            f"cannot {action} {type(module).__name__} with tangents of torch.autograd.forward_ad; expected a forward "
+            "of plain tensors, and derivatives outside of the block with attn_implementation='eager'"
+        ) from error
     if not isinstance(error, torch.OutOfMemoryError) and is_transformed(call.query):
         raise UserError(
             f"cannot {action} {type(module).__name__} inside this transform of torch.func: expected a forward of plain "

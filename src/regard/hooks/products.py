@@ -248,7 +248,7 @@ class AttentionProducts:
         if reading is None or heads not in (None, softmax.scores.shape[1]):
             raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
-        if not is_transformed(value) and _share_memory(value, weights):
+        if value.numel() and not is_transformed(value) and _share_memory(value, weights):
             raise cannot_observe(module, "its weights are multiplied with themselves, as powers of them are")
         self._head_order.check(module, value, is_folded=self._is_own and weights.ndim == 3)
         if softmax.random_state is not None:
