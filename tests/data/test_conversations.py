@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import tokenizers
+import transformers
 
 from regard.data import make_conversation_windows, make_text_windows, read_texts
 from regard.data.conversations import (
@@ -265,3 +268,29 @@ def test_a_template_that_writes_the_date_has_it_in_its_record(with_bos: Any) -> 
     assert describe_template(with_bos, None) == {"chat_template_sha256": hashlib.sha256(b"w0").hexdigest()}
     with_bos.chat_template = {"default": "w0", "tool_use": "w1"}
     assert describe_template(with_bos, None).keys() == {"chat_template_sha256"}
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_markers_that_a_tokenizer_reads_as_pieces_are_told(is_given: bool, bytewise: Any) -> None:
+    """A base model has no tokens of turns: its texts had other tokens than those of its chat version, untold."""
+    template = "{% for m in messages %}<|im_start|>{{ m.content }}<end_of_turn>{% endfor %}"
+    tokenizer, talks = bytewise, conversations(talk("a<b>c"), talk("d"))
+    tokenizer.chat_template = template
+    expected = ["<|im_start|>a<b>c<end_of_turn>", "<|im_start|>d<end_of_turn>"]
+    if not is_given:  # a model was trained on what its own writes
+        assert list(write_conversations(talks, tokenizer)) == expected
+        return
+    told = r"reads as several tokens each: <\|im_start\|> \(12\), <end_of_turn> \(13\); "
+    with pytest.warns(UserWarning, match=told):
+        assert next(write_conversations(talks, tokenizer, template)) == expected[0]
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<end_of_turn>"]})
+    assert list(write_conversations(talks, tokenizer, template)) == expected
+
+
+@pytest.fixture
+def bytewise() -> Any:
+    """Return a tokenizer of characters."""
+    characters = {one: number for number, one in enumerate(string.printable)}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(characters, unk_token="?"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,11 +17,12 @@ from typing import Any, Literal
 import numpy as np
 
 from regard.data.tables import read_pieces
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, warn_user
 
 MESSAGES, TOOLS = "messages", "tools"
 """The columns of conversations, and of the tools that a model may call in them."""
 _EXPECTED = "a list of messages, each with role and content"
+_MARKER = re.compile(r"<[|｜]?[\w▁]+[|｜]?>")
 _CALLS = ("tool_calls", "function_call")
 """Fields of a message that may have no content."""
 
@@ -155,7 +157,7 @@ def write_conversations(
     """
     check_template(tokenizer, template)
     write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
-    form = _find_form(write)
+    form, is_checked = _find_form(write), template is None  # a model was trained on what its own writes
     for number in range(len(conversations)) if order is None else order:
         one = conversations[number]
         messages = [_in_parts(message) if form == "parts" else message for message in one.messages]
@@ -165,9 +167,26 @@ def write_conversations(
             reason = describe_error(error)[:200]
             raise UserError(f"texts: the chat template cannot write conversation {number}: {reason}") from error
         contents = [message["content"].strip() for message in one.messages if message["content"]]
+        if not is_checked:
+            is_checked = True
+            _warn_of_pieces(text, contents, tokenizer)
         if form is None and any(contents) and not any(content and content in text for content in contents):
             raise UserError(f"texts: expected a chat template that writes messages, it writes {text[:40]!r} of each")
         yield text
+
+
+def _warn_of_pieces(text: str, contents: Sequence[str], tokenizer: Any) -> None:
+    """Warn of markers that a template writes around contents and a tokenizer reads piece by piece, as a base model's.
+
+    They are such as `<|im_start|>` and `<start_of_turn>`.
+    """
+    markers = dict.fromkeys(one for one in _MARKER.findall(text) if not any(one in content for content in contents))
+    pieces = {one: len(tokenizer.encode(one, add_special_tokens=False)) for one in markers}
+    if torn := [f"{one} ({count})" for one, count in pieces.items() if count > 1]:
+        warn_user(
+            "texts: the chat template writes markers that this tokenizer reads as several tokens each: "
+            f"{', '.join(torn[:5])}; its vocabulary lacks them, as that of a base model may"
+        )
 
 
 def _find_form(write: Callable[[list[Any]], str]) -> Literal["text", "parts"] | None:
