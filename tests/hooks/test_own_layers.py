@@ -425,7 +425,8 @@ def test_models_of_transformers_are_not_asked_for_the_order_of_their_heads(monke
     alone = Model(plain)
     with watching(alone, "column_mass"):
         alone(ids(1))
-    assert not compared  # one sample has no other order
+    assert max(map(len, compared)) == 2  # one sample has no other order of heads: the ends of its keys alone
+    compared.clear()
     with watching(alone, "column_mass"):
         alone(ids())
     assert compared

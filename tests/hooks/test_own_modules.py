@@ -306,11 +306,29 @@ def over_heads(attention: Attention, x: Tensor) -> Tensor:
     return scaled_dot_product_attention(*(part.transpose(1, 2) for part in attention.split(x))).transpose(1, 2)
 
 
+def keys_behind_each_other(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (q @ k.flip(2).mT).softmax(-1) @ v.flip(2)
+
+
+def sorted_keys(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    order = torch.tensor([0, *range(k.shape[2] - 1, 0, -1)])
+    return scaled_dot_product_attention(q, k[:, :, order], v[:, :, order])
+
+
+def delayed_values(attention: Attention, x: Tensor) -> Tensor:
+    """Before the first token stands nothing."""
+    return plain(attention, x, nn.functional.pad(attention.split(x)[2][:, :, :-1], (0, 0, 1, 0)))
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(
     "way, reason",
     [
+        (keys_behind_each_other, "keys stand in another order than its tokens"),
+        (sorted_keys, "keys stand in another order than its tokens"),
         (over_channels, "its keys are channels"),
         (over_channels_by_function, "its keys are channels"),
         (over_heads, "heads attend to each other in each token"),
@@ -318,11 +336,20 @@ def over_heads(attention: Attention, x: Tensor) -> Tensor:
 )
 @torch.no_grad()
 def test_attention_to_what_is_no_token_is_refused(way: Way, reason: str, rows: int) -> None:
-    """Channels and heads were measured as if they were tokens."""
+    """Channels and heads were measured as if they were tokens, and keys in another order as other tokens."""
     for tokens in (WIDTH, TOKENS):
         model = Model(way)
         with pytest.raises(UserError, match=reason), watching(model, "column_mass"):
             model(ids(rows, tokens))
+
+
+@torch.no_grad()
+def test_values_of_the_token_before_are_in_order() -> None:
+    model = Model(delayed_values)
+    for rows in (1, 3, TOKENS):
+        with watching(model, "column_mass") as watch:
+            model(ids(rows))
+        assert_exact(watch, model)
 
 
 @torch.no_grad()

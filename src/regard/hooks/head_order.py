@@ -1,6 +1,7 @@
 """Whether the axes of values are samples and heads, told by the linear layer that they come from."""
 
 from collections import deque
+from collections.abc import Iterable
 from weakref import WeakSet
 
 import torch
@@ -50,6 +51,7 @@ class HeadOrder:
         batch, heads, keys, _ = value.shape
         for output in self._outputs:
             _check_tokens(module, value.detach(), output)
+        _check_order(module, value.detach(), self._outputs)
         first = value.detach()[:, :, 0, :COMPARED].flatten(0, 1)
         for output in reversed(self._outputs):
             for tokens_second in (output, output.transpose(0, 1)):
@@ -93,6 +95,21 @@ def _check_tokens(module: nn.Module, value: Tensor, output: Tensor) -> None:
         is_last = tokens > 1 and (value.shape[0], value.shape[3]) == (samples, tokens)
         if is_last and _are_in_turn(value[0, 0, 0, :COMPARED_TOKENS, None], rows):
             raise cannot_observe(module, f"its keys are channels, and not tokens; {_EXPECTED}")
+
+
+def _check_order(module: nn.Module, value: Tensor, outputs: Iterable[Tensor]) -> None:
+    """Refuse values that a linear layer has returned in another order of their tokens, as where keys are sorted."""
+    firsts = [rows for output in outputs for rows in (output[0], output[:, 0])]  # the tokens of the first sample
+    firsts = [rows.to(value.dtype) for rows in firsts if len(rows) == value.shape[2] > 1]
+    ends = value[0, 0, :: value.shape[2] - 1, :COMPARED] if firsts else value
+    for rows in firsts:
+        if _are_in(ends, rows[:: len(rows) - 1]):
+            return
+    for rows in firsts:
+        end = ends[-1:] if _are_in(ends[:1], rows[:1]) else ends[:1]
+        some = rows[(rows == end[0, 0]).any(-1)]
+        if bool((end != 0).all()) and any(_are_in(end, row[None]) for row in some):
+            raise cannot_observe(module, f"its keys stand in another order than its tokens; {_EXPECTED}")
 
 
 def _are_in_turn(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
