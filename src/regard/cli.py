@@ -45,6 +45,8 @@ COMMANDS = {
     "sweep": sweep,
 }
 
+_TOO_LARGE = ("out of memory", "allocate memory", "not enough memory", "size calculation overflowed")
+"""What errors of PyTorch say that come of too little memory, or of a tensor of more bytes than can be counted."""
 _ONE_PRESS = 1.0  # seconds in which signals are one interruption
 
 
@@ -94,6 +96,11 @@ def _is_of_system(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, OSError) or _is_of_system(error.__cause__))
 
 
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory. PyTorch says so of a CPU by the message alone."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_LARGE)
+
+
 def _suggest(command: str, unknown: Sequence[str]) -> str:
     """Return the option of a command that is nearest to the first unknown one, as ` (did you mean --samples?)`."""
     commands = next(action for action in parser()._actions if isinstance(action, argparse._SubParsersAction))
@@ -130,6 +137,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         _drop_output()
         return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_of_memory(error):
+            raise
+        problem = describe_error(error)
+        _print_error(f"{command}: out of memory: {problem[:300]}; ask for less at once, as by smaller numbers")
+        return _unless_in_job()
     except OSError as error:
         place = error.filename if _drop_output() else "standard output"
         problem = f"{place}: {error.strerror}" if place and error.strerror else describe_error(error)

@@ -399,3 +399,18 @@ def test_a_cache_of_states_cannot_be_gone_on_with() -> None:
         pytest.raises(UserError, match="and a usual cache, got Mamba"),
     ):
         found(input_ids=IDS[:1], cache_params=object())
+
+
+@pytest.mark.parametrize("count", [24, 10**12])
+def test_prompts_that_leave_a_text_no_room_are_refused_before_they_are_made(count: int) -> None:
+    config = BertConfig(
+        vocab_size=10,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        max_position_embeddings=24,
+    )
+    PromptAdapterPool(BertModel(config), num_virtual_tokens=23, encoder_hidden_size=0)
+    with pytest.raises(UserError, match=f"prompts: expected fewer than 24 tokens together, got {count}"):
+        PromptAdapterPool(BertModel(config), num_virtual_tokens=count)

@@ -6,7 +6,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
 
 from regard import cli
 from regard.data.tables import read_text_lines
@@ -83,6 +85,23 @@ def test_an_error_of_the_system_is_one_line(
     monkeypatch.setattr(cli.check, "run", fail)
     assert cli.main(["check", "run"]) == 2
     assert capsys.readouterr().err == "regard check: /nowhere/file: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: torch.empty(10**16), lambda: torch.empty(2**62, 4), lambda: numpy.zeros(10**16)],
+    ids=["too large", "too large to count", "numpy"],
+)
+def test_too_little_memory_is_one_line(
+    make: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli.check, "run", lambda args: make())
+    assert cli.main(["check", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("regard check: out of memory: ")
+    monkeypatch.setattr(cli.check, "run", lambda args: raise_error(RuntimeError("a fault of our own")))
+    with pytest.raises(RuntimeError, match="a fault of our own"):
+        cli.main(["check", "run"])
 
 
 def raise_error(error: BaseException) -> None:

@@ -170,7 +170,7 @@ def test_prompts_that_a_model_does_not_take() -> None:
             stream(), METHODS["finetune"](), loaded("gpt2"), replace(BUDGET, length=10, target_length=38), seed=1
         )
     make_learner(stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=38), seed=1)
-    with pytest.raises(UserError, match=r"target_length: expected at most 40 tokens, which this model takes, got 41"):
+    with pytest.raises(UserError, match=r"target-length: expected at most 40 tokens, which this model takes, got 41"):
         make_learner(
             stream(), METHODS["finetune"](), loaded("bart"), replace(BUDGET, length=10, target_length=41), seed=1
         )

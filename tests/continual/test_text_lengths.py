@@ -10,6 +10,7 @@ from regard.continual.run import make_learner
 from regard.continual.text_lengths import MAX_FITTED_LENGTH, fit_length, measure_truncation
 from regard.data.examples import Examples
 from regard.data.stream import ClassificationTask, Stream, TextPairs, TextTask
+from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual import small_tasks, small_text_tasks
 
@@ -66,6 +67,14 @@ def test_a_length_is_what_the_model_takes_at_most() -> None:
     assert fit_length(classified([60] * 20), small_tasks.loaded(), 16) == 16
     assert fit_length(answered(*[60] * 20), small_text_tasks.loaded("gpt2"), 5) == 40 - 5, "a decoder writes its answer"
     assert fit_length(answered(*[60] * 20), small_text_tasks.loaded("bart"), 5) == 40
+
+
+def test_an_answer_leaves_room_for_a_prompt() -> None:
+    """Of 40 tokens; with 40 of an answer prompts had no token, and the run went on with empty ones."""
+    assert fit_length(answered(*[60] * 20), small_text_tasks.loaded("gpt2"), 36) == 4
+    for length in (37, 40, 41, 10**12):
+        with pytest.raises(UserError, match=f"target-length: expected at most 36 tokens, .* got {length}; give"):
+            fit_length(answered(*[60] * 20), small_text_tasks.loaded("gpt2"), length)
 
 
 def learner(stream: Stream, loaded: Loaded, **limits: int) -> Any:

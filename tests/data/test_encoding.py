@@ -112,6 +112,19 @@ def test_the_natural_layout_is_what_the_tokenizer_makes(bert: Any) -> None:
     assert (made.separators, made.truncated) == ((), 2)
 
 
+def test_trimmed_rows_have_as_many_columns_as_the_longest_needs(bert: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = texts(("w1 w2",), ("w3",), (long(0, 9),), ("w4",))
+    monkeypatch.setattr("regard.data.encoding._CHUNK_ROWS", 2)  # so that the parts have other widths
+    made = encode("sequence", rows, bert, 10**12, "natural", trim=True)
+    assert made.input_ids.shape == made.attention_mask.shape == made.token_type_ids.shape == (4, 11)
+    assert pieces(bert, made) == "[CLS] w1 w2 [SEP] . . . . . . ."
+    assert pieces(bert, made, 2) == "[CLS] " + long(0, 9) + " [SEP]"
+    assert made.attention_mask.sum(1).tolist() == made.token_counts.tolist() == [4, 3, 11, 3]
+    cut, whole = (encode("sequence", rows, bert, 5, "natural", trim=trim) for trim in (True, False))
+    assert cut.sha256 == whole.sha256
+    assert (cut.truncated, cut.length) == (1, 5)
+
+
 @pytest.mark.parametrize("layout", ["paper", "natural"])
 def test_a_label_stands_at_the_first_piece_of_its_word(bert: Any, layout: Any) -> None:
     examples = texts(("w1", "unlikely", "w2"), tuple(f"w{n}" for n in range(20)), labels=((5, 6, 7), tuple(range(20))))

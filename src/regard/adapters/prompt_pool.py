@@ -66,13 +66,15 @@ class PromptAdapterPool(AdapterPool):
                 f"prompts are put, got {type(self.reader).__name__}"
             )
         super().__init__(model, Mixture())
+        self.limit = position_ids(self.reader)
+        if self.limit is not None and isinstance(num_virtual_tokens, int) and num_virtual_tokens >= self.limit:
+            raise check_prompt_fits(1, self.limit - num_virtual_tokens, num_virtual_tokens)  # before they are made
         embeddings = self.reader.get_input_embeddings().weight
         self.prompts = PromptAdapters(
             embeddings.shape[1], num_virtual_tokens, encoder_hidden_size, residual, words=embeddings, seed=seed
         )
         self.adapters = (self.prompts,)
         model.add_module(_NAME, self.prompts)
-        self.limit = position_ids(self.reader)
         self._prefix: _Prefix | None = None
         self._reader_arguments = frozenset(inspect.signature(self.reader.forward).parameters)
         self._keeps_prompt_states, self._cut = decoder is not None, 0

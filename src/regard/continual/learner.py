@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.continual.network import INPUTS, Network, as_float32
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, LossClasses, TrainingBudget, TrainingPhase
-from regard.data.encoding import Encoded, encode
+from regard.data.encoding import Encoded, encode, find_pad_id
 from regard.data.examples import IGNORE_INDEX as IGNORE_INDEX
 from regard.data.stream import SPLITS, ClassificationTask, Split, Stream
 from regard.errors import UserError
@@ -270,8 +270,9 @@ def encode_stream(stream: Stream, tokenizer: Any, length: int) -> dict[tuple[int
     for number, task in enumerate(cast("tuple[ClassificationTask, ...]", stream.tasks)):
         _check_task(task)
         for split in SPLITS:
-            encoded[number, split] = encode("sequence", task.split(split), tokenizer, length, "natural")
-    return encoded
+            encoded[number, split] = encode("sequence", task.split(split), tokenizer, length, "natural", trim=True)
+    width, pad = max(one.input_ids.shape[1] for one in encoded.values()), find_pad_id(tokenizer)
+    return {key: one.widened(width, pad) for key, one in encoded.items()}
 
 
 def longest_text(encoded: Mapping[Any, Any]) -> int:

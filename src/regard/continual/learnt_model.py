@@ -136,11 +136,12 @@ class LearntModel:
         possible, classes = self.labels(task), tuple(self.network.classifier.config.classes)
         banned = torch.tensor([name not in possible for name in classes])
         examples = Examples(texts=rows, labels=(0,) * len(rows))
-        encoded = encode("sequence", examples, self.tokenizer, self.lineage["length"], "natural")
+        encoded = encode("sequence", examples, self.tokenizer, self.lineage["length"], "natural", trim=True)
         device = next(self.network.parameters()).device
         predicted: list[str] = []
         for batch in encoded.batches(batch_size):
-            inputs = {name: value.to(device) for name, value in batch.items()}
+            width = int(batch["attention_mask"].sum(1).max())
+            inputs = {name: value[:, :width].to(device) for name, value in batch.items()}
             if task is not None:
                 inputs["tasks"] = torch.full((len(batch["input_ids"]),), number, device=device)
             logits = self.network(inputs)

@@ -149,7 +149,7 @@ def make_text_learner(
     if max_tokens is not None:
         limit_text, answer_tokens = f"at most {max_tokens} tokens, which this model takes", budget.target_length
         if answer_tokens > max_tokens:
-            raise UserError(f"target_length: expected {limit_text}, got {answer_tokens}")
+            raise UserError(f"target-length: expected {limit_text}, got {answer_tokens}; give a smaller target-length")
         longest = longest_text(encoded)
         if longest + (0 if encoder_decoder else answer_tokens) > max_tokens:
             answer_text = "" if encoder_decoder else f" and {answer_tokens} of an answer"

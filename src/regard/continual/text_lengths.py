@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from regard.continual.learner import Learner
+from regard.continual.shares import ceil_share
 from regard.continual.text_learner import EncodedTexts, encode_pairs
 from regard.continual.training_phase import TrainingBudget
 from regard.data.encoding import encode
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
+from regard.errors import UserError
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 
@@ -19,6 +21,8 @@ FITTED_SHARE = 0.95
 """Share of each task's training texts that a fitted length holds whole."""
 MAX_FITTED_LENGTH = 128
 """The longest that is fitted, so that a run stays one for a laptop."""
+MIN_LENGTH = 4
+"""The shortest that may be asked for, or fitted."""
 _MULTIPLE = 8
 
 
@@ -28,10 +32,14 @@ def fit_length(stream: Stream, loaded: Loaded, target_length: int) -> int:
     It is at most `MAX_FITTED_LENGTH`, and what the model takes; a decoder needs room for `target_length` as well.
     """
     counts = [_count_tokens(task, loaded) for task in stream.tasks if len(task.train)]
-    longest = max((int(count.kthvalue(math.ceil(FITTED_SHARE * len(count))).values) for count in counts), default=1)
+    longest = max((int(count.kthvalue(ceil_share(FITTED_SHARE, len(count))).values) for count in counts), default=1)
     max_tokens = maximum_length(loaded.model, loaded.tokenizer)
     if max_tokens is not None and stream.text and not _is_encoder_decoder(loaded):
         max_tokens -= target_length
+        if max_tokens < MIN_LENGTH:
+            most = max_tokens + target_length - MIN_LENGTH
+            problem = f"at most {most} tokens, which this model takes behind a prompt of {MIN_LENGTH}"
+            raise UserError(f"target-length: expected {problem}, got {target_length}; give a smaller target-length")
     length = min(_MULTIPLE * math.ceil(longest / _MULTIPLE), MAX_FITTED_LENGTH)
     return length if max_tokens is None else min(length, max_tokens)
 
@@ -41,7 +49,7 @@ def _count_tokens(task: ClassificationTask | TextTask, loaded: Loaded) -> Tensor
     if isinstance(task, TextTask):
         options = {"encoder_decoder": _is_encoder_decoder(loaded)}
         return encode_pairs(task.train, loaded.tokenizer, TrainingBudget(), **options).token_counts
-    return encode("sequence", task.train, loaded.tokenizer, MAX_FITTED_LENGTH, "natural").token_counts
+    return encode("sequence", task.train, loaded.tokenizer, MAX_FITTED_LENGTH, "natural", trim=True).token_counts
 
 
 def _is_encoder_decoder(loaded: Loaded) -> bool:

@@ -1,6 +1,5 @@
 """What the training of a task is made of: the budget that all methods share, phases, and their batches."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ import numpy as np
 from torch import nn
 
 from regard.continual.network import Network
+from regard.continual.shares import ceil_share
 from regard.errors import UserError
 from regard.training.placement import Rows
 
@@ -81,7 +81,7 @@ def probing_rate(budget: TrainingBudget) -> MethodLearningRate:
 
 def count_warmup_steps(budget: TrainingBudget, steps: int) -> int:
     """Return the steps of linear warm-up of a phase."""
-    return math.ceil(budget.warmup_ratio * steps)
+    return ceil_share(budget.warmup_ratio, steps)
 
 
 TrainedPart = Literal["head", "all"]

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.data.examples import IGNORE_INDEX, KINDS, Examples, TaskKind
 from regard.data.tokenizers import tokenize_once
@@ -46,6 +46,11 @@ class Encoded:
             digest.update(tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
+    def widened(self, width: int, pad: int) -> Encoded:
+        """Return the same rows with so many columns."""
+        ids, mask, types = widen_rows(self.input_ids, self.attention_mask, self.token_type_ids, width, pad)
+        return replace(self, input_ids=ids, attention_mask=mask, token_type_ids=types)
+
     def rows(self, start: int, stop: int) -> Encoded:
         """Return the rows `start` to `stop` − 1; `truncated` stays that of all rows."""
         part = slice(start, stop)
@@ -69,8 +74,10 @@ class Encoded:
             yield self.inputs(slice(start, start + size))
 
 
-def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout = "paper") -> Encoded:
-    """Encode examples as rows of `length` columns.
+def encode(
+    kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout = "paper", *, trim: bool = False
+) -> Encoded:
+    """Encode examples as rows of `length` columns, with `trim` of as many as the longest row needs.
 
     Layout "paper" (PAPA, appendix A) fixes the columns of special tokens. With T = `length`:
 
@@ -79,7 +86,8 @@ def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layo
       between texts (RoBERTa) has them at T//2 and T//2 + 1. Each text is truncated by itself.
     * A tokenizer without special tokens (GPT-2): text on the left, padding on the right, two texts joined.
 
-    Layout "natural" is the tokenizer's own: truncated at the longer text first, padded on the right.
+    Layout "natural" is the tokenizer's own: truncated at the longer text first, padded on the right. It alone may be
+    trimmed.
 
     Labels by kind: "sequence" has one per row. "token" has one at the first token of each word that is not truncated,
     and needs a fast tokenizer. "mlm" joins all texts and cuts them into full windows; `mask_tokens` adds the labels.
@@ -94,12 +102,14 @@ def encode(kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layo
         count = count_special_tokens(tokenizer, pairs=False)
         chunks = [_encode_windows(examples, tokenizer, length, count)]
     else:
-        encoder = _RowEncoder(kind, examples, tokenizer, length, layout)
+        encoder = _RowEncoder(kind, examples, tokenizer, length, layout, trim=trim)
         count = encoder.count
         chunks = [
             encoder.encode(examples.texts[start : start + _CHUNK_ROWS], examples.labels[start : start + _CHUNK_ROWS])
             for start in range(0, len(examples), _CHUNK_ROWS)
         ]
+        if trim:
+            chunks = _widen(chunks, encoder.pad)
     ids, mask, types, labels, truncated, token_counts = zip(*chunks, strict=True)
     empty = (~torch.cat(mask).any(dim=1)).nonzero()
     if len(empty):
@@ -142,8 +152,31 @@ _EncodedRows = tuple[Tensor, Tensor, Tensor | None, Tensor, int, Tensor]
 """Ids, mask, token types and labels of rows, the number of rows that lost tokens, and the tokens that each had."""
 
 
+def find_pad_id(tokenizer: Any) -> int:
+    """Return the token that fills rows up: the tokenizer's, or else its end of text, or 0."""
+    ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+    return next(int(token) for token in ids if token is not None)
+
+
+def _widen(chunks: Sequence[_EncodedRows], pad: int) -> list[_EncodedRows]:
+    """Return rows of one text or two, each chunk with the columns of the widest."""
+    width = max(ids.shape[1] for ids, *_ in chunks)
+    return [(*widen_rows(*chunk[:3], width, pad), *chunk[3:]) for chunk in chunks]
+
+
+def widen_rows(
+    ids: Tensor, mask: Tensor, types: Tensor | None, width: int, pad: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return ids, mask and token types (row, column) with so many columns, of which those that are new are padding."""
+    more = (0, width - ids.shape[1])
+    ids, mask = nn.functional.pad(ids, more, value=pad), nn.functional.pad(mask, more)
+    return ids, mask, None if types is None else nn.functional.pad(types, more)
+
+
 class _RowEncoder:
-    def __init__(self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout) -> None:
+    def __init__(
+        self, kind: TaskKind, examples: Examples, tokenizer: Any, length: int, layout: Layout, *, trim: bool
+    ) -> None:
         if kind == "token" and not tokenizer.is_fast:
             name = type(tokenizer).__name__
             raise UserError(f"tokenizer: expected a fast one, which tells the word of each token; {name} is not")
@@ -151,6 +184,7 @@ class _RowEncoder:
         if sizes not in ({1}, {2}):
             raise UserError(f"examples: expected one text in each or two in each, got {sorted(sizes)}")
         self.kind, self.tokenizer, self.length, self.layout = kind, tokenizer, length, layout
+        self.least_columns, self.pad = 0 if trim else length, find_pad_id(tokenizer)
         self.count = count_special_tokens(tokenizer, pairs=sizes == {2})
         check_min_length(self.count if layout == "paper" else SpecialTokenCounts(sum(self.count), 0, 0), length)
         # otherwise `arrange_special_tokens` truncates each text by itself
@@ -167,10 +201,8 @@ class _RowEncoder:
             for name, values in self._tokenize([texts[row] for row in too_long], **truncation).items():
                 for row, value in zip(too_long, values, strict=True):
                     encoding[name][row] = value
-        pad_ids = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        pad = next(int(token) for token in pad_ids if token is not None)
-        width = max(self.length, *map(len, encoding["input_ids"]))
-        ids = pad_rows(encoding["input_ids"], pad, width)
+        width = max(self.least_columns, *map(len, encoding["input_ids"]))
+        ids = pad_rows(encoding["input_ids"], self.pad, width)
         mask = pad_rows(encoding["attention_mask"], 0, width).bool()
         types = pad_rows(encoding["token_type_ids"], 0, width) if self.has_types else None
         if self.kind == "token":
@@ -180,7 +212,7 @@ class _RowEncoder:
         if self.layout == "natural":
             return ids, mask, types, targets, len(too_long), token_counts
         special = pad_rows(encoding["special_tokens_mask"], 0, width).bool()
-        rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=pad)
+        rows = arrange_special_tokens(ids, mask, types, special, count=self.count, length=self.length, pad=self.pad)
         if self.kind == "token":
             targets = gather_columns(targets, rows.columns, IGNORE_INDEX)
         truncated = len(too_long) if self.tokenizer_truncates else int(rows.truncated.sum())

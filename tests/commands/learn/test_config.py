@@ -140,6 +140,7 @@ def test_the_budget_is_what_the_course_says() -> None:
 def test_rates() -> None:
     assert LearnConfig(learning_rate=0.5).learning_rates == (0.5,)
     assert LearnConfig(search_learning_rates="1e-4, 3e-4").learning_rates == (1e-4, 3e-4)
+    assert LearnConfig(search_learning_rates="1e-3,1e-4,0.001").learning_rates == (1e-3, 1e-4), "each is tried once"
     for wrong in ("fast", "1e-4,", "0,1", "-1e-4", "nan", "inf", "1e-4,nan"):
         with pytest.raises(UserError, match="search-learning-rates: expected learning rates"):
             LearnConfig(search_learning_rates=wrong)

@@ -22,7 +22,7 @@ from regard.continual.models import read_deltas
 from regard.continual.pseudo import generator
 from regard.continual.pseudo.parsing import INPUT_MARK
 from regard.continual.text_learner import TextLearner
-from regard.data.stream import Stream
+from regard.data.stream import SPLITS, Stream
 from regard.errors import UserError
 from tests.commands.learn.learn_runs import FIELDS
 from tests.commands.learn.marks import READS_ENGLISH
@@ -393,3 +393,32 @@ def test_a_run_with_a_setting_that_changed_nothing_goes_on_and_back(
     pd.testing.assert_frame_equal(scores(longer), scores(now))
     folder = rollback(tmp_path / "before" / "run", 2, out=tmp_path / "back", model=loaded())
     assert folder.is_dir()
+
+
+def _with_six_words(task: Any) -> Any:
+    """Cut the texts of a task, which are of 8 tokens then at most."""
+    cut = {
+        split: replace(rows, texts=tuple((" ".join(text.split()[:6]),) for (text,) in rows.texts))
+        for split, rows in ((split, task.split(split)) for split in SPLITS)
+    }
+    return replace(task, **cut)
+
+
+def test_a_run_that_goes_on_says_what_its_length_was_fitted_to_and_what_it_cuts(tmp_path: Path) -> None:
+    """The first two tasks have texts of 8 tokens at most, the third longer ones, which were said to fit by 95 %."""
+    tasks = replace(stream(3), tasks=tuple(map(_with_six_words, stream(3).tasks[:2])) + stream(3).tasks[2:])
+    options: dict[str, Any] = {"seeds": [1], "length": None}
+    run_over(first(tasks, 2), tmp_path / "part", "finetune", **options)
+    notes: list[str] = []
+
+    def listen(progress: Any) -> None:
+        notes.append(progress.event.note)
+
+    whole = run_over(tasks, tmp_path / "whole", after=tmp_path / "part" / "run", on_progress=listen)
+    (run,) = whole.metadata["runs"]
+    assert (run["fitted"], run["fitted_tasks"], run["length"]) == (True, 2, 8)
+    assert "fitted to 95 % of the training texts of the first 2 tasks, with which the run began" in "".join(notes)
+    (cut,) = [row for row in run["truncation"] if row["task"] == tasks.tasks[2].name]
+    counts = [len(text.split()) + 2 for split in SPLITS for (text,) in tasks.tasks[2].split(split).texts]
+    assert (cut["rows"], cut["tokens"]) == (sum(n > 8 for n in counts), sum(max(n - 8, 0) for n in counts))
+    assert cut["rows"] > 0

@@ -42,6 +42,12 @@ def run(*rows: dict[str, Any], length: int = 32, fitted: bool = False) -> dict[s
             "tokens, --length allows more up to what the model takes",
         ),
         (
+            [{**run(cut("news", 10, 100), fitted=True), "fitted_tasks": 2}],
+            "length 32, fitted to 95 % of the training texts of the first 2 tasks, with which the run began (at most "
+            "128), cuts 10 % of the texts and 10 % of their tokens: news 10 %; the longest has 90 tokens, --length of "
+            "a run that begins with all tasks allows more up to what the model takes",
+        ),
+        (
             [run(cut("news", 10, 1), cut("news", 50, 100, "target_length"))],
             "length 32 cuts 10 % of the texts and under 1 % of their tokens: news 10 %; the longest has 90 tokens, "
             "--length allows more up to what the model takes; target-length 16 cuts 50 % of the answers and 10 % of "

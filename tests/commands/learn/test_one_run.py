@@ -123,6 +123,18 @@ def test_a_comparison_that_is_gone_on_with_has_the_same_gates(gated: LearnResult
     pd.testing.assert_frame_equal(LearnResult.load(tmp_path / "out").gate, gated.gate, check_exact=True)
 
 
+def test_the_state_of_another_run_that_was_interrupted_is_told_of(tmp_path: Path) -> None:
+    """Without the setting that it had, or with another, a run began anew and said nothing."""
+    given: dict[str, Any] = {**FIELDS, "num_probing_epochs": None, "diagnostic_samples": 0, "seeds": [1]}
+    given["work_dir"] = tmp_path
+    learn_until(2, "fine-tuning", "replay", set="memory_size=3", **given)
+    told: list[Progress] = []
+    with pytest.warns(UserWarning, match=r"resume: replay-memory-size=3-1 was interrupted .* replay-1 is asked for"):
+        learn(stream(), "replay", loaded(), resume=True, **given)
+    learn(stream(), "replay", loaded(), resume=True, set="memory_size=3", on_progress=told.append, **given)
+    assert [one.event.task_index for one in told if one.event.phase == TASK_END] == [2, 3]
+
+
 def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:
     """InfLoRA trains one of the two matrices of an adapter."""
     given: dict[str, Any] = {**SAPT, "work_dir": tmp_path}

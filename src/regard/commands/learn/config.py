@@ -213,7 +213,7 @@ class LearnConfig(Config):
                 "search-learning-rates: expected learning rates apart by commas, each over 0, "
                 f"got {self.search_learning_rates!r}"
             )
-        return rates
+        return tuple(dict.fromkeys(rates))
 
     @property
     def step_limits(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """What the runs of a comparison depend on."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ from regard.continual.evaluation_files import find_task_files
 from regard.data.files import hash_path
 from regard.data.sources import PYTHON
 from regard.data.stream import Stream
+from regard.errors import warn_user
 from regard.models.pretrained import Loaded
 
 BEYOND = "beyond_stream"
@@ -46,3 +47,13 @@ def hash_beyond(config: LearnConfig) -> dict[str, str]:
     text = config.held_out
     texts = [] if text is None or text == PYTHON or not Path(text).exists() else [text]
     return {path: hash_path(Path(path)) for path in [*texts, *map(str, find_task_files(config.evaluated))]}
+
+
+def warn_of_interrupted(keys: Collection[str], states: Path) -> None:
+    """Warn of states of runs that were interrupted and have none of these keys, which are those asked for."""
+    others = {path.name for path in states.glob("*") if path.is_dir()} - set(keys)
+    if others:
+        warn_user(
+            f"resume: {', '.join(sorted(others))} was interrupted and is not gone on with: {', '.join(keys)} is asked "
+            "for; name its method, --set and --seeds to go on with it"
+        )

@@ -4,10 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH
+from regard.report.labels import pluralize
 from regard.runs.selection import list_some
 
 LENGTHS = ("length", "target_length", "truncation_side")
 """Fields of the budget that say what a text may have; the last for prompts alone."""
+FITTED_TASKS = "fitted_tasks"
+"""Key in a run's metadata: to how many of its first tasks the length was fitted, if not to all."""
 MAX_NAMED_TASKS = 5
 """Tasks named in the line, at most."""
 
@@ -28,8 +31,12 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
         return ""
     flag, limits = option.replace("_", "-"), sorted({int(run[option]) for run in runs})
     name = f"{flag} {limits[0]}" if len(limits) == 1 else f"{flag} {limits[0]} to {limits[-1]}"
+    texts_of, way = "each task's training texts", f"--{flag} allows more"
+    if is_fitted and (first := _fitted_to(runs)):
+        texts_of = f"the training texts of {first}, with which the run began"
+        way = f"--{flag} of a run that begins with all tasks allows more"
     if is_fitted:
-        name += f", fitted to {100 * FITTED_SHARE:.0f} % of each task's training texts (at most {MAX_FITTED_LENGTH}),"
+        name += f", fitted to {100 * FITTED_SHARE:.0f} % of {texts_of} (at most {MAX_FITTED_LENGTH}),"
     if not rows:
         return f"{name} cuts no text"
     texts, tokens = (_percent(_share(rows, what)) for what in ("rows", "tokens"))
@@ -37,8 +44,14 @@ def _describe_option(runs: Sequence[Mapping[str, Any]], option: str, unit: str) 
     longest = max(row["longest"] for row in rows)
     return (
         f"{name} cuts {texts} of the {unit} and {tokens} of their tokens{part}: {_list_tasks(rows)}; "
-        f"the longest has {longest:,} tokens, --{flag} allows more{most}"
+        f"the longest has {longest:,} tokens, {way}{most}"
     )
+
+
+def _fitted_to(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Say to how many of the first tasks a length was fitted; "" for all."""
+    count = max((int(run.get(FITTED_TASKS, 0)) for run in runs), default=0)
+    return f"the first {pluralize(count, 'task')}" if count else ""
 
 
 def _describe_side(runs: Sequence[Mapping[str, Any]]) -> str:

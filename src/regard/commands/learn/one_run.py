@@ -9,7 +9,7 @@ from typing import Any
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.encoder_diagnostics import make_diagnostics, measure_interference
 from regard.commands.learn.heads import HEAD, chosen_head
-from regard.commands.learn.lengths import LENGTHS, describe_lengths
+from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS, describe_lengths
 from regard.commands.learn.references import LORA, describe_references
 from regard.commands.learn.warnings import (
     find_unlearnt,
@@ -51,7 +51,7 @@ class Run:
 
     config: LearnConfig
     stream: Stream
-    fitted: bool = False  # the length to the stream's texts
+    fitted_tasks: int = 0  # to the texts of so many of the first tasks the length was fitted; 0 for a length as given
     lora: Mapping[str, Any] | None = None  # adapters of a reference, see `choose_reference_lora`
     earlier: EarlierTasks | None = None  # of a finished run
     search: Sequence[Row] = ()  # for the learning rate, in a finished run
@@ -100,7 +100,8 @@ def run_method(
     learner = _make_learner(run, method, loaded, budget)
     tell_main = tell if is_main_process() else None
     lengths = {name: getattr(budget, name) for name in LENGTHS if stream.text or name != "truncation_side"}
-    lengths |= {"fitted": run.fitted, "truncation": measure_truncation(learner)}
+    lengths |= {"fitted": run.fitted_tasks > 0, "truncation": measure_truncation(learner)}
+    lengths |= {FITTED_TASKS: run.fitted_tasks} if 0 < run.fitted_tasks < len(stream) else {}
     if tell_main is not None:
         _tell_beginning(run, lengths, tell_main)
     deltas = TaskDeltas(models) if models is not None and is_main_process() else None

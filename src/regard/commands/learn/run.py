@@ -14,9 +14,9 @@ from regard.commands.learn.base_model import check_named_model, check_trainable,
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
-from regard.commands.learn.identity import BEYOND, NEWER, REASONS, hash_beyond, run_identity
+from regard.commands.learn.identity import BEYOND, NEWER, REASONS, hash_beyond, run_identity, warn_of_interrupted
 from regard.commands.learn.idle import CLASSES
-from regard.commands.learn.lengths import LENGTHS
+from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Run, check_keys, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -179,6 +179,8 @@ def learn(  # noqa: D417 - the options are described in the configuration
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
         work.start({**run_identity(config, loaded, runs[0].stream, beyond), **continued}, REASONS, NEWER)
+        if work.resume and is_main_process():
+            warn_of_interrupted([run.key for run in runs], work.folder / STATES)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
@@ -208,7 +210,7 @@ def _make_runs(
         Run(
             replace(config, length=lengths[config.seed], head=heads[config.seed]),
             streams[config.seed],
-            fitted=config.length is None,
+            fitted_tasks=0 if config.length is not None else len(first_part(streams[config.seed])),
             lora=lora if config.method in REFERENCES else None,
         )
         for config in configs
@@ -363,7 +365,11 @@ def _describe_one(run: Run, result: Row, warnings: Sequence[str]) -> dict[str, A
         "tasks": [task.name for task in run.stream.tasks],
         **{name: result[name] for name in ("learning_rate", "settings", "seconds", "truncated")},
         "search": [*run.search, *result["search"]],
-        **{name: result[name] for name in (*LENGTHS, "fitted", "truncation", "not_learnt") if name in result},
+        **{
+            name: result[name]
+            for name in (*LENGTHS, "fitted", FITTED_TASKS, "truncation", "not_learnt")
+            if name in result
+        },
         **{name: result[name] for name in (LORA, HEAD, "own_rate", "blocks") if result.get(name)},
         "warnings": [*result["warnings"], *warnings],
     }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
 from regard.continual.network import Network, as_float32
+from regard.continual.shares import floor_share
 from regard.continual.training_phase import Batches, Epochs, ExampleRef, TrainingPhase
 from regard.data.encoding import pad_rows
 from regard.errors import UserError
@@ -231,7 +232,7 @@ class Idbr(method.Method):
         items, network = learner.items(task), learner.network_as(IdbrNetwork)
         with learner.evaluation_mode(), torch.no_grad():
             states = torch.cat([network.pooled_states(rows).float() for rows in learner.iterate_batches(items)])
-        count = max(1, int(self.config.memory_fraction * len(items)))
+        count = max(1, floor_share(self.config.memory_fraction, len(items)))
         count = min(count, self.config.memory_size // len(learner.stream))
         indices = select_representatives(states, count, seed=learner.seed_for("memory", task))
         self.state.examples += [items[index] for index in indices]

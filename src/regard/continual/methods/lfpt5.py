@@ -1,6 +1,5 @@
 """LFPT5: one prompt that answers tasks and writes rows of them, from which earlier tasks are learnt again."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, cast
@@ -14,6 +13,7 @@ from regard.continual.answer_metrics import NORMALIZERS
 from regard.continual.learner import Learner, row_losses
 from regard.continual.network import as_float32
 from regard.continual.pseudo.generator import broadcast_texts
+from regard.continual.shares import ceil_share
 from regard.continual.text_learner import TextLearner, pad_batch
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import TextPairs, TextTask
@@ -157,7 +157,7 @@ class Lfpt5(PromptMethod):
         return tuple(generated[task][0]) if task < len(generated) and generated[task] else None
 
     def _generate_rows(self, learner: TextLearner, task: int, trained: int) -> list[tuple[str, str]]:
-        count = math.ceil(self.config.pseudo_fraction * len(learner.items(task)))
+        count = ceil_share(self.config.pseudo_fraction, len(learner.items(task)))
         if not count:
             return []
         question = learner.tokenizer(self._question(learner, task), return_tensors="pt")["input_ids"]

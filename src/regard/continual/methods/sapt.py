@@ -1,6 +1,5 @@
 """SAPT: an adapter a task, mixed by one router that knows what the texts of each task are like."""
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from regard.continual.learner import IGNORE_INDEX, Learner
 from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig, parse_layers
 from regard.continual.network import INPUTS, Network
 from regard.continual.pseudo import stored
+from regard.continual.shares import ceil_share
 from regard.continual.training_phase import Batches, ExampleRef, TrainingPhase
 from regard.data.stream import Split
 from regard.models.classifier import Classifier
@@ -254,7 +254,7 @@ class Sapt(method.Method):
         self.place_adapter(learner, task)
         config, task_batches = self.config, super().batches(learner, task, phase)
         vectors = self._training_vectors(learner, task)
-        last_step = math.ceil(config.floor_fraction * task_batches.steps)
+        last_step = ceil_share(config.floor_fraction, task_batches.steps)
 
         def rows(step: int) -> Rows:
             batch = task_batches.rows(step)
@@ -314,7 +314,7 @@ class Sapt(method.Method):
         return task
 
     def count_stored(self, rows: int) -> int:
-        return max(1, min(self.config.memory_size or math.ceil(self.config.memory_fraction * rows), rows))
+        return max(1, min(self.config.memory_size or ceil_share(self.config.memory_fraction, rows), rows))
 
     def reflection_strength(self, task: int) -> float:
         """λ of a task's training: of the mean of the earlier tasks' divergences."""

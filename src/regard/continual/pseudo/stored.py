@@ -104,7 +104,7 @@ def _encode(learner: Learner, task: int, inputs: Sequence[str]) -> dict[str, Ten
         return pad_batch([encoded.prompt(row) for row in range(len(inputs))], answers, learner.pad_token_id)
     texts = read_as_rows(cast(ClassificationTask, stream_task), inputs)
     examples = Examples(texts=texts, labels=(0,) * len(texts))
-    rows = encode("sequence", examples, learner.tokenizer, learner.budget.length, "natural")
+    rows = encode("sequence", examples, learner.tokenizer, learner.budget.length, "natural", trim=True)
     return {"input_ids": rows.input_ids, "attention_mask": rows.attention_mask}
 
 
