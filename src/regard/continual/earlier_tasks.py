@@ -23,7 +23,7 @@ from regard.continual.run_state import (
 )
 from regard.errors import UserError
 from regard.runs.integrity import find_damaged_files, is_sealed, seal, sha256_of_file
-from regard.runs.output_dir import read_json, write_file
+from regard.runs.output_dir import read_json, readable_errors, write_file
 
 KEPT, KEPT_TENSORS = "state.json", "state.safetensors"
 """What a method keeps, beside what the tasks have changed of the model."""
@@ -31,7 +31,8 @@ KEPT, KEPT_TENSORS = "state.json", "state.safetensors"
 
 def keep_method_state(folder: Path, learner: Learner, state: MethodState, learnt: Sequence[Row]) -> None:
     """Write what a method keeps at the end of a run, and what was learnt, so that another run can go on with it."""
-    save_file(copy_to_cpu(state.tensors), folder / KEPT_TENSORS)
+    with readable_errors(folder / KEPT_TENSORS, note="what the tasks have changed is kept"):
+        save_file(copy_to_cpu(state.tensors), folder / KEPT_TENSORS)
     rest = {LEARNT: list(learnt), "tensors": sha256_of_file(folder / KEPT_TENSORS)}
     write_file(folder / KEPT, json.dumps(seal(make_record(learner.network, state) | rest)))
 
@@ -93,7 +94,8 @@ class EarlierTasks:
         for task in range(1, count + 1):
             path = delta_path(folder, task)
             changed = read_deltas(self.folder, task, first=task)
-            save_file({name: widen(start, name, value) for name, value in changed.items()}, path)
+            with readable_errors(path):
+                save_file({name: widen(start, name, value) for name, value in changed.items()}, path)
             sums[path.name] = sha256_of_file(path)
         write_file(folder / INDEX, json.dumps(seal({"files": sums})))
 

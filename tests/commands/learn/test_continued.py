@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -422,3 +423,21 @@ def test_a_run_that_goes_on_says_what_its_length_was_fitted_to_and_what_it_cuts(
     counts = [len(text.split()) + 2 for split in SPLITS for (text,) in tasks.tasks[2].split(split).texts]
     assert (cut["rows"], cut["tokens"]) == (sum(n > 8 for n in counts), sum(max(n - 8, 0) for n in counts))
     assert cut["rows"] > 0
+
+
+def test_a_full_disk_where_the_state_is_kept_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last task of a run, and where one that goes on copies what earlier tasks changed."""
+
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    part, options = tmp_path / "part", {"method": "replay", **OPTIONS, "seeds": [1]}
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.continual.earlier_tasks.save_file", full)
+        with pytest.raises(UserError, match=r"cannot write .*state\.safetensors: .*No space"):
+            learn(first(stream(3), 2), model=loaded(), work_dir=part, **options)
+    result = learn(first(stream(3), 2), model=loaded(), work_dir=part, resume=True, **options)
+    result.save(tmp_path / "run")
+    monkeypatch.setattr("regard.continual.earlier_tasks.save_file", full)
+    with pytest.raises(UserError, match=r"cannot write .*after-0001.*: .*No space"):
+        learn(stream(3), model=loaded(), after=tmp_path / "run", work_dir=tmp_path / "on")
