@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import normalizers
 from torch import Tensor
 
 from regard.commands.learn.result import LearnResult
@@ -441,3 +442,12 @@ def test_a_full_disk_where_the_state_is_kept_is_told_in_a_line(tmp_path: Path, m
     monkeypatch.setattr("regard.continual.earlier_tasks.save_file", full)
     with pytest.raises(UserError, match=r"cannot write .*after-0001.*: .*No space"):
         learn(stream(3), model=loaded(), after=tmp_path / "run", work_dir=tmp_path / "on")
+
+
+def test_a_run_that_goes_on_with_another_tokenizer_is_told_of_it(tmp_path: Path) -> None:
+    """Its weights are the same; what a version of the library writes otherwise is no other tokenizer, so it goes on."""
+    run_over(first(stream(3), 2), tmp_path, "replay", seeds=[1])
+    other = loaded()
+    other.tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.warns(UserWarning, match="continue: the tokenizer of .* is another than"):
+        learn(stream(3), model=other, after=tmp_path / "run")

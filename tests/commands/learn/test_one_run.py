@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from tokenizers import models
 from transformers import AutoModelForSeq2SeqLM
 
 from regard.adapters.attention import SharedAttention
@@ -133,6 +134,38 @@ def test_the_state_of_another_run_that_was_interrupted_is_told_of(tmp_path: Path
         learn(stream(), "replay", loaded(), resume=True, **given)
     learn(stream(), "replay", loaded(), resume=True, set="memory_size=3", on_progress=told.append, **given)
     assert [one.event.task_index for one in told if one.event.phase == TASK_END] == [2, 3]
+
+
+def _with_other_words() -> Any:
+    """The model with a tokenizer that takes cats for dogs."""
+    found = loaded()
+    state = json.loads(found.tokenizer.backend_tokenizer.to_str())
+    words = state["model"]["vocab"]
+    words["cat"], words["dog"] = words["dog"], words["cat"]
+    found.tokenizer.backend_tokenizer.model = models.WordLevel(words, unk_token="[UNK]")
+    return found
+
+
+def _with_other_dropout() -> Any:
+    return loaded(dropout=0.3)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "change, problem",
+    [
+        (_with_other_words, "cannot resume: tokenizer has changed since the run started"),
+        (_with_other_dropout, "cannot resume: model_config.attention_probs_dropout_prob was 0.1 .* and is 0.3 now"),
+    ],
+)
+def test_a_model_folder_whose_weights_alone_are_the_same_is_refused(change: Any, problem: str, tmp_path: Path) -> None:
+    """Its tokenizer or its config was edited: the run went on with it in silence."""
+    given: dict[str, Any] = {**FIELDS, "num_probing_epochs": None, "diagnostic_samples": 0, "seeds": [1]}
+    given["work_dir"] = tmp_path
+    learn_until(2, "fine-tuning", "replay", **given)
+    with pytest.raises(UserError, match=problem):
+        learn(stream(), "replay", change(), resume=True, **given)
+    learn(stream(), "replay", loaded(), resume=True, **given)
 
 
 def test_interference_is_the_same_where_a_run_goes_on_behind_its_last_task(tmp_path: Path) -> None:

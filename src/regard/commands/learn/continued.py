@@ -12,7 +12,7 @@ import pandas as pd
 
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig, parse_setting
 from regard.commands.learn.heads import HEAD
-from regard.commands.learn.identity import BEYOND
+from regard.commands.learn.identity import BEYOND, TOKENIZER
 from regard.commands.learn.lengths import FITTED_TASKS
 from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
@@ -23,7 +23,8 @@ from regard.continual.models import LINEAGE
 from regard.continual.run_state import TABLES
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
-from regard.errors import UserError
+from regard.data.tokenizers import tokenizer_hash
+from regard.errors import UserError, warn_user
 from regard.models.pretrained import Loaded
 from regard.runs.config import read_results
 from regard.runs.integrity import SEAL
@@ -82,6 +83,11 @@ class FinishedRun:
             expected = f"{model['name']} with weights {str(model['sha256'])[:12]}"
             got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
             raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
+        if model.get(TOKENIZER, now := tokenizer_hash(loaded.tokenizer)) != now:
+            warn_user(
+                f"continue: the tokenizer of {loaded.name} is another than {self.folder} began with, or was read by "
+                "another version of its library: texts may have other tokens"
+            )
 
     def check_beyond(self, now: Mapping[str, str]) -> None:
         """Check that what is measured beyond the stream, by its hashes, is as it was. Raises UserError."""

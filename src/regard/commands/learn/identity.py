@@ -1,21 +1,24 @@
 """What the runs of a comparison depend on."""
 
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from regard.commands.learn.config import LearnConfig
 from regard.continual.evaluation_files import find_task_files
 from regard.data.files import hash_path
 from regard.data.sources import PYTHON
 from regard.data.stream import Stream
+from regard.data.tokenizers import tokenizer_hash
 from regard.errors import warn_user
 from regard.models.pretrained import Loaded
 
 BEYOND = "beyond_stream"
 """Key in the metadata: the hashes of what is measured beyond the stream."""
 EVALUATED = "evaluated_files"
-NEWER = (EVALUATED,)
+TOKENIZER, MODEL_CONFIG = "tokenizer", "model_config"
+NEWER = (EVALUATED, TOKENIZER, MODEL_CONFIG)
 """Names that earlier versions did not know: their runs go on without them."""
 BASE_OF_ADAPTER = "base_of_adapter"
 REASONS = {
@@ -39,7 +42,22 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream, beyond: Ma
     text = config.held_out
     held_out = {"held_out_text": beyond[text]} if text is not None and text in beyond else {}
     evaluated = {path: sha256 for path, sha256 in beyond.items() if path != text}
+    parts |= {TOKENIZER: tokenizer_hash(loaded.tokenizer), MODEL_CONFIG: _describe_config(loaded)}
     return {**parts, **merged, **held_out, **({EVALUATED: evaluated} if evaluated else {})}
+
+
+def describe_model(loaded: Loaded) -> dict[str, Any]:
+    """Return which model it is, for the record of a run."""
+    adapter = {} if loaded.adapter is None else {"adapter": loaded.adapter}
+    return {"name": loaded.name, **adapter, "sha256": loaded.sha256, TOKENIZER: tokenizer_hash(loaded.tokenizer)}
+
+
+def _describe_config(loaded: Loaded) -> dict[str, Any]:
+    """Return what the model's configuration has beside its defaults, but for how and by what it was written."""
+    config = cast(Any, loaded.model.config).to_diff_dict()
+    written = ("architectures", "dtype", "torch_dtype", "transformers_version")
+    known = {name: value for name, value in config.items() if name not in written and not name.startswith("_")}
+    return cast("dict[str, Any]", json.loads(json.dumps(known, default=str)))
 
 
 def hash_beyond(config: LearnConfig) -> dict[str, str]:

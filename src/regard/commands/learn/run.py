@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from transformers import PreTrainedModel
 
+from regard.commands.learn import identity
 from regard.commands.learn.base_model import check_named_model, check_trainable, load_model
 from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
-from regard.commands.learn.identity import BEYOND, NEWER, REASONS, hash_beyond, run_identity, warn_of_interrupted
 from regard.commands.learn.idle import CLASSES
 from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS
 from regard.commands.learn.metrics import REFERENCES
@@ -163,7 +163,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         loaded = load_model(config, model, tokenizer, text=first_stream.text)
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
-        beyond = hash_beyond(config)  # as it is before the first task
+        beyond = identity.hash_beyond(config)  # as it is before the first task
         if finished is not None:
             finished.check_model(loaded)
             finished.check_beyond(beyond)
@@ -178,9 +178,13 @@ def learn(  # noqa: D417 - the options are described in the configuration
             for run in runs[: len(by_method)] if len(by_method) > 1 or work.can_resume() else ():
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
-        work.start({**run_identity(config, loaded, runs[0].stream, beyond), **continued}, REASONS, NEWER)
+        work.start(
+            {**identity.run_identity(config, loaded, runs[0].stream, beyond), **continued},
+            identity.REASONS,
+            identity.NEWER,
+        )
         if work.resume and is_main_process():
-            warn_of_interrupted([run.key for run in runs], work.folder / STATES)
+            identity.warn_of_interrupted([run.key for run in runs], work.folder / STATES)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
@@ -194,7 +198,9 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results) | ({BEYOND: beyond} if beyond else {}) | continued,
+            metadata=_describe(config, runs, loaded, results)
+            | ({identity.BEYOND: beyond} if beyond else {})
+            | continued,
             models=models if models is not None and models.is_dir() else None,
         )
 
@@ -342,12 +348,7 @@ def _describe(config: LearnConfig, runs: Sequence[Run], loaded: Loaded, results:
             for run, result in zip(runs, run_results, strict=True)
         ],
         stream=_describe_stream(runs[0].stream),
-        model={
-            "name": loaded.name,
-            **({} if loaded.adapter is None else {"adapter": loaded.adapter}),
-            "sha256": loaded.sha256,
-            "parameters": run_results[0]["parameters"],
-        },
+        model=identity.describe_model(loaded) | {"parameters": run_results[0]["parameters"]},
         cost={
             "seconds": round(sum(result["seconds"] for result in run_results), 1),
             "peak_memory_mib": max(result["peak_memory_mib"] for result in run_results),
