@@ -151,3 +151,12 @@ def test_a_run_of_merges_is_looked_at_and_taken_apart(tmp_path: Path) -> None:
         with network.use_adapters(rows):
             merged = network.classifier.encoder(**rows).last_hidden_state
     assert not torch.allclose(merged, states, atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["cat", "svd", "linear"])
+def test_a_merge_that_is_not_finite_is_refused(method: Any, tmp_path: Path) -> None:
+    """Weights beyond float32 gave an adapter of infinite values, or a traceback."""
+    folder = filled("bert").export_peft_set(tmp_path / "set")
+    with pytest.raises(UserError, match="weights: expected adapters and weights whose merge is finite, that of "):
+        merge(folder, tmp_path / "merged", method=method, weights=[1e300, 1.0, 1.0])
+    assert not (tmp_path / "merged").exists()

@@ -149,7 +149,13 @@ def _merge_layers(
         for layer in dict.fromkeys(layer for source in sources for layer in source.layers):
             having = [number for number, source in enumerate(sources) if layer in source.layers]
             parts, shares = [sources[i].layers[layer] for i in having], [recipe.weights[i] for i in having]
-            layers[layer], cut = merge_layer(parts, shares, recipe)
+            problem = f"weights: expected adapters and weights whose merge is finite, that of {layer} is not"
+            try:
+                layers[layer], cut = merge_layer(parts, shares, recipe)
+            except torch.linalg.LinAlgError as error:  # of values that are not finite
+                raise UserError(problem) from error
+            if not all(bool(factor.isfinite().all()) for factor in (layers[layer].down, layers[layer].up)):
+                raise UserError(problem)
             cut_off.append(cut)
     return layers, cut_off
 
