@@ -5,6 +5,7 @@ import gc
 import io
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -140,8 +141,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not _is_of_memory(error):
             raise
-        problem = describe_error(error)
-        _print_error(f"{command}: out of memory: {problem[:300]}; ask for less at once, as by smaller numbers")
+        size = re.search(r"tried to allocate (\d+) bytes", str(error))
+        problem = f"{int(size[1]):,} bytes were asked for" if size else describe_error(error)[:300]
+        _print_error(f"{command}: out of memory: {problem}; ask for less at once, as by smaller numbers")
         return _unless_in_job()
     except OSError as error:
         place = error.filename if _drop_output() else "standard output"
