@@ -152,7 +152,7 @@ def _merge_layers(
             problem = f"weights: expected adapters and weights whose merge is finite, that of {layer} is not"
             try:
                 layers[layer], cut = merge_layer(parts, shares, recipe)
-            except torch.linalg.LinAlgError as error:  # of values that are not finite
+            except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # of values that are not finite
                 raise UserError(problem) from error
             if not all(bool(factor.isfinite().all()) for factor in (layers[layer].down, layers[layer].up)):
                 raise UserError(problem)
