@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,17 @@ from typing import Any
 import pytest
 
 from regard.errors import UserError
-from regard.runs.work_dir import JOURNAL, LOCK, MARK, MOVING, can_resume, check_same_identity, open_work_dir
+from regard.runs.work_dir import (
+    JOURNAL,
+    LOCK,
+    MARK,
+    MOVING,
+    can_resume,
+    check_same_identity,
+    clear_work_dir,
+    lock_dir,
+    open_work_dir,
+)
 from tests.commands.sweep.sweeping import until
 from tests.processes import run_python, started
 
@@ -393,3 +404,17 @@ def test_a_refused_call_leaves_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="a mistake"), open_work_dir(tmp_path / "work", command="learn", parts=()):
         raise UserError("a mistake")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_finished_run_is_cleared_on_a_full_disk(tmp_path: Path) -> None:
+    """Its result was written, and the command then ended as if it were not: the lock's file had no room for a name."""
+    run(tmp_path / "work")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with lock_dir(tmp_path / "work", "test"), pytest.raises(UserError, match="is in use by another process"):
+            clear_work_dir(tmp_path / "work", "test", PARTS)
+        clear_work_dir(tmp_path / "work", "test", PARTS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "work").exists()

@@ -295,15 +295,19 @@ def check_same_identity(
 
 @contextlib.contextmanager
 def lock_dir(folder: Path, command: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is made, in the main process. Raises UserError, which names its holder."""
+    """Hold the lock of a folder, which is made, in the main process. Raises UserError, which names its holder.
+
+    A disk that has no room for the holder's name is locked all the same, so that a finished run can be cleared on it.
+    """
     if not is_main_process():
         yield
         return
     with _lock_file(folder) as file:
-        file.truncate(0)
         started = datetime.datetime.now().isoformat(timespec="seconds")
-        json.dump({"pid": os.getpid(), "host": socket.gethostname(), "command": command, "started": started}, file)
-        file.flush()
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "started": started}
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), json.dumps(holder).encode())
         yield
 
 
