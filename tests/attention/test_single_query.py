@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.attention import call as call_module
 from regard.attention import operator, reference, single_query
 from regard.attention.call import AttentionCall
 from regard.attention.reduction import ReductionRequest, reduce_dense
@@ -58,3 +59,13 @@ def test_it_is_the_definition(heads: int, groups: int, keys: int, options: dict[
 )
 def test_other_calls_go_another_way(options: dict[str, object]) -> None:
     assert not single_query.supports_single_query(make_call(4, 4, 9, **options), REQUEST)
+
+
+def test_indices_of_ever_other_heads_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_module, "MAX_INDICES", 3)
+    monkeypatch.setattr(call_module, "_INDICES", {})
+    cpu = torch.device("cpu")
+    for number in range(8):
+        assert call_module.as_tensor((number, 9), cpu).tolist() == [number, 9]
+        assert len(call_module._INDICES) <= 3
+    assert call_module.as_tensor((7, 9), cpu) is call_module.as_tensor((7, 9), cpu)

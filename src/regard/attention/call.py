@@ -324,6 +324,8 @@ def slices(length: int, step: int) -> Iterator[slice]:
 
 _INDICES: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
 """Indices by device: made once, for a step of decoding takes as long as few of them."""
+MAX_INDICES = 1 << 12
+"""Most indices that are kept; a process that replaces ever other heads, as `explore` does, begins anew then."""
 
 
 def as_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
@@ -333,6 +335,8 @@ def as_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
         with torch.inference_mode(False):
             index = torch.tensor(indices, dtype=torch.long, device=device)
         if type(index) is Tensor and not is_traced():
+            if len(_INDICES) >= MAX_INDICES:
+                _INDICES.clear()
             _INDICES[indices, device] = index
     return index
 
