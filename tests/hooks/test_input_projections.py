@@ -14,6 +14,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    OlmoConfig,
+    OlmoForCausalLM,
 )
 from transformers.models.llama import modeling_llama
 
@@ -34,6 +36,21 @@ def test_all_heads_of_a_host_that_turns_queries_as_complex_numbers_are_replaced(
         with regard.replacing(model, constants):
             assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
             assert not torch.allclose(model(ids.flip(1)).logits, other, atol=1e-2)
+
+
+def test_all_heads_of_a_host_that_clips_queries_in_place_are_replaced() -> None:
+    """OLMo's `clip_qkv`: PyTorch refused to write to zeros that all tokens shared. The constants are of one text."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 50, "num_hidden_layers": 2}
+    model = OlmoForCausalLM(OlmoConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, clip_qkv=0.5)).eval()
+    ids = torch.randint(3, 50, (1, 9))
+    constants = regard.average_attention(model, [{"input_ids": ids}], length=9)
+    with torch.no_grad():
+        expected, other = model(ids).logits, model(ids.flip(1)).logits
+        assert_close(regard.replaced(model, constants)(ids).logits, expected, atol=1e-5, rtol=1e-4)
+        with regard.replacing(model, constants):
+            assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-4)
+            assert not torch.allclose(model(ids.flip(1)).logits, other, atol=1e-5)
 
 
 def test_projections_that_their_own_module_calls_for_positions_are_cut() -> None:
