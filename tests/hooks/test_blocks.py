@@ -1,5 +1,6 @@
 """What may happen inside a block: training, overlapping blocks, layers without attention."""
 
+import copy
 from contextlib import nullcontext
 from typing import Any
 
@@ -50,6 +51,26 @@ def test_checkpoints_compute_again_what_was_replaced(use_reentrant: bool) -> Non
     with watching(model, "entropy") as watch:
         gradients(model)
     assert watch.samples == 2
+
+
+def test_an_instance_counts_the_samples_of_one_block() -> None:
+    """A list of instances for two models had the samples of both in the numbers of both."""
+    model, statistics = falcon(), [FirstMass(2), "entropy"]
+    with pytest.raises(UserError, match="layer 7"), watching(model, statistics, layers=7):
+        pass  # a block that is refused has no samples
+    with watching(model, statistics) as watch:
+        model(IDS)
+    before = watch.frame("first_mass")
+    assert set(before["n"]) == {len(IDS)}
+    refusal = r"statistics: expected a new FirstMass for each block, .* another block \(first_mass\)"
+    with pytest.raises(UserError, match=refusal), watching(model, statistics):
+        model(IDS)
+    with pytest.raises(UserError, match=refusal), watching(model, copy.deepcopy(statistics)):  # as `measure` makes one
+        model(IDS)
+    pd.testing.assert_frame_equal(watch.frame("first_mass"), before)
+    with watching(model, [FirstMass(2)]) as again:
+        model(IDS)
+    pd.testing.assert_frame_equal(again.frame("first_mass"), before)
 
 
 def test_overlapping_blocks_see_a_call_once_each() -> None:

@@ -36,7 +36,8 @@ def watching(
 
     Args:
         model: A Hugging Face model, a module around one, or one that calls `scaled_dot_product_attention` itself.
-        statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all"; several in a list.
+        statistics: Names (see `regard.statistics.STATISTICS`), `Statistic`s, "default" or "all"; several in a list. A
+            `Statistic` serves one block.
         layers: Layers to measure, as indices of the model's blocks, −1 for the embeddings; None: all.
         part: Path of the one stack to measure, as `model.language_model`, if others cannot be; None: all.
         verify: Compare layers with those outside of the block first: six short forwards at most, once a configuration.
@@ -59,7 +60,7 @@ def watching(
                 check_observable(model, part)
                 warn_of_outside(model, part)
                 stack.enter_context(owned_by_this_thread(model))  # small forwards below are of no other thread's block
-                watch = Watch(model, select_statistics(statistics), layers, part)
+                watch = Watch(model, _check_unused(select_statistics(statistics)), layers, part)
                 outer.callback(watch.let_go)
                 within = None if part is None else next(iter(watch.stacks.values())).stack.module
                 if verify:
@@ -68,7 +69,19 @@ def watching(
                 stack.callback(watch.drop_unfinished)
                 options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}
                 watch.turns = stack.enter_context(observing(model, watch, list(watch.locations), **options))
+            for statistic in watch.statistics.values():
+                statistic.is_used = True
             yield watch
         watch.close()
         for sequences in watch.stacks.values():
             warn_of_silent_blocks(sequences.name, sequences.counter.find_silent())
+
+
+def _check_unused(statistics: Sequence[Statistic]) -> Sequence[Statistic]:
+    """Return statistics; raise a UserError for one that has the samples of another block, which would count again."""
+    if used := next((statistic for statistic in statistics if statistic.is_used), None):
+        raise UserError(
+            f"statistics: expected a new {type(used).__name__} for each block, got one that counts the samples of "
+            f"another block ({used.name})"
+        )
+    return statistics

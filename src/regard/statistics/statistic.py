@@ -80,6 +80,7 @@ class Statistic(ABC):
         joins_layers: It takes several layers as one observation, which costs less; see `Observation.more_layers`.
         joins_batches: It takes samples of several batches as of one, which costs less, and settles before it is read. A
             class with an `update`, `result`, … of its own does so only if it says so again.
+        is_used: A block has added its samples, so that those of another would be counted together with them.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Statistic(ABC):
     special_ids: frozenset[int] = frozenset()
     joins_layers: bool = False
     joins_batches: bool = False
+    is_used: bool = False
     _waiting_samples: WaitingSamples | None = None
 
     def __init_subclass__(cls) -> None:
