@@ -1,5 +1,6 @@
 """Encoder–decoders: padding that no argument names, and parts whose other part cannot be observed."""
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -183,3 +184,30 @@ def test_sparse_blocks_of_the_other_part_do_not_matter() -> None:
         assert set(watch.stacks) == {"decoder"}
     with pytest.raises(UserError, match="block-sparse"), regard.watching(model, "entropy", part="encoder"):
         pass
+
+
+def test_a_host_of_two_models_is_replaced_and_loaded(tmp_path: Path) -> None:
+    """It compares the class of its config with its own, and ended in an error of Transformers.
+
+    Constants of one text change nothing in it.
+    """
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 30}
+    sizes |= {"intermediate_size": 16, "max_position_embeddings": 16}
+    decoder = tf.BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+    parts = tf.BertModel(tf.BertConfig(**sizes)), tf.BertLMHeadModel(decoder)
+    model = tf.EncoderDecoderModel(encoder=parts[0], decoder=parts[1]).eval()
+    ids = torch.randint(4, 30, (1, 7))
+    inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
+    constants = regard.average_attention(model, [inputs], length=7)
+    assert {site for site, _ in constants.layers} == {"encoder", "decoder", "cross"}
+    regard.replaced(model, constants).save_pretrained(tmp_path)
+    loaded = regard.ReplacedModel.from_pretrained(tmp_path)
+    assert type(loaded.config) is loaded.config_class
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits, atol=1e-6, rtol=1e-5)
+        other = {"input_ids": ids.flip(1), "decoder_input_ids": ids}
+        with regard.replacing(model, constants):
+            expected = model(**other).logits
+        torch.testing.assert_close(loaded(**other).logits, expected, atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(expected, model(**other).logits, atol=1e-6)

@@ -337,8 +337,10 @@ def _make_classes(original: Any, architecture: str) -> tuple[Any, Any]:
     base = _find_architecture(architecture, original)
 
     def __init__(self: Any, config: Any, *args: Any, **options: Any) -> None:
+        vars(self)["config_class"] = original  # which hosts of two models compare with that of the config
         with of_class(config, original):
             base.__init__(self, config, *args, **options)
+        del vars(self)["config_class"]
         restore_copies(self, ENTRY)
         for name in getattr(config, ENTRY)["left_out"]:
             if name in self._modules:
