@@ -140,6 +140,18 @@ def test_one_sample_tells_no_input_dependence(model: Any) -> None:
     assert [len(select_heads(constants, share)) for share in (0.0, 1.0)] == [0, len(constants.heads)]
 
 
+def test_two_samples_tell_an_input_dependence() -> None:
+    """Of a head whose two matrices have no pair in common, and of one that had the identity twice: Σ A² is 4."""
+    averages = torch.stack([torch.full((2, 2), 0.5), torch.eye(2)])
+    constants = Constants(
+        matrices={("encoder", 0): averages},
+        origin=Origin(source="average"),
+        counts={"encoder": torch.full((2, 2), 2)},
+        squares={("encoder", 0): torch.tensor([4.0, 4.0], dtype=torch.float64)},
+    )
+    assert constants.input_dependence()["encoder", 0].tolist() == [1.0, 0.0]
+
+
 def test_input_dependence_of_whole_samples_is_that_of_the_statistic(model: Any) -> None:
     ids = inputs()["input_ids"].clamp(min=1)
     measured = InputDependence()

@@ -47,13 +47,13 @@ def test_the_fit_of_offsets_and_ends_is_exact(length: int, layout: str) -> None:
 @pytest.mark.parametrize("length", [8, 9, 15, 24, 31, 40])
 @pytest.mark.parametrize("old", [16, 17])
 def test_separators_stand_where_the_other_length_has_them(old: int, length: int) -> None:
-    """Pairs of RoBERTa: one token before, two between, one behind (see `regard.data.encode`)."""
+    """Two tokens before, two between as those of RoBERTa, one behind (see `regard.data.encode`)."""
 
     def places(size: int) -> tuple[int, ...]:
-        return (0, size // 2, size // 2 + 1, size - 1)
+        return (0, 1, size // 2, size // 2 + 1, size - 1)
 
     def matrix(size: int) -> Tensor:
-        return regular(size, reach=2, columns=dict(zip(places(size), (0.9, 0.5, 0.3, 0.2), strict=True)))
+        return regular(size, reach=2, columns=dict(zip(places(size), (0.9, 0.6, 0.5, 0.3, 0.2), strict=True)))
 
     found = to_length(one(matrix(old), layout="paper", separators=places(old)), length)
     assert found.origin.separators == places(length)
@@ -107,6 +107,13 @@ def test_the_causal_fit_holds_the_first_key_alone() -> None:
     matrix = regular(T, columns={0: 0.7}).tril()
     found = to_length(one(matrix), 40).matrices["encoder", 0]
     torch.testing.assert_close(found, regular(40, columns={0: 0.7}).tril())
+
+
+def test_a_head_of_next_tokens_alone_is_not_causal() -> None:
+    """All that stands above the diagonal is next to it; one query of T attends to the last key."""
+    expected = torch.diag(torch.ones(23), 1)
+    expected[:, -1] = 1 / T
+    torch.testing.assert_close(fit_length(torch.diag(torch.ones(T - 1), 1)[None], None, 24)[0], expected)
 
 
 def test_causal_constants_stay_causal_with_separators() -> None:

@@ -115,6 +115,23 @@ def test_samples_of_another_length_than_the_first_do_not_count_when_they_are_mer
     assert all(matrix.shape[-1] == 4 for matrix in one.mean_attention().values())
 
 
+def test_statistics_of_one_batch_in_float64_keep_sums_of_their_own(
+    random_sample: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    """Later samples are added to sums in place: to those of one statistic, of two that saw or were merged with it."""
+    samples = [random_sample(seed, 5) for seed in range(3)]
+    one, other, merged = InputDependence(), InputDependence(), InputDependence()
+    first, second = observe(samples[:2]), observe(samples[2:])
+    for measured in (one, other):
+        measured.update([first])
+    merged.merge(one)
+    one.update([second])
+    torch.testing.assert_close(first.tensors["weights"], samples[0].matrix + samples[1].matrix)
+    half = {("decoder", 0): (samples[0].matrix + samples[1].matrix) / 2}
+    torch.testing.assert_close(other.mean_attention(), half)
+    torch.testing.assert_close(merged.mean_attention(), half)
+
+
 def test_sums_of_inference_mode_go_on_outside_of_it_and_what_was_handed_out_stays(
     random_sample: Callable[..., Any], observe: Callable[..., Observation]
 ) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -373,6 +374,38 @@ def test_padding_is_no_common_token(make: Callable[..., Any], observe: Callable[
     statistic = CommonSinkRatio({7}, top=3)
     statistic.update([replace(layer, token_ids=layer.token_ids.where(layer.key_mask(4), 7))])
     assert [(row.value, row.n) for row in statistic.result()] == [(25.0, 2)]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "new", [ColumnMass, FirstMass, SinkDeviation, SinkTokens, CommonSinkRatio, partial(CommonSinkRatio, {7})]
+)
+def test_keys_of_a_text_without_queries_tell_nothing(
+    new: Callable[[], Statistic], make: Callable[..., Any], observe: Callable[..., Observation]
+) -> None:
+    """As where a row of the decoder is padding alone, and that of the encoder is not."""
+    tokens = torch.tensor([7, 1, 2])
+    asked = make(torch.tensor([[[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]]).double(), site="cross", tokens=tokens)
+    silent = make(torch.zeros(1, 0, 3, dtype=torch.float64), site="cross", tokens=tokens)
+    alone, beside = new(), new()
+    alone.update([observe([asked])])
+    beside.update([observe([asked, silent])])
+    assert [row.n for row in alone.result()] == [1] * len(alone.result()) != []
+    assert repr(beside.result()) == repr(alone.result())
+
+
+def test_a_position_is_pooled_over_layers_that_all_count_it(make: Callable[..., Any], observe: Any) -> None:
+    """Eight queries see key 2 of the first layer alone, where the first two see it as well, as tokens of an image."""
+    uniform = torch.full((1, 8, 8), 1 / 8, dtype=torch.float64)
+    first, second = (observe([make(uniform, layer=layer)]) for layer in range(2))
+    early = torch.tensor([[[0, 0, 2, 0, 0, 0, 0, 0]]])
+    first = replace(first, tensors={**first.tensors, "early_query_count": early})
+    measured = SinkRate()
+    measured.update([first, second])
+    found = {(row.layer, row.head): [] for row in measured.result()}
+    for row in measured.result():
+        found[row.layer, row.head].append(row.position)
+    assert found == {(None, None): [0], (0, 0): [0, 2], (1, 0): [0]}
 
 
 def test_common_tokens_are_found_where_none_are_given(
