@@ -300,6 +300,14 @@ def test_constants_from_before_fine_tuning_pass_with_a_warning(
         found.merge(regard.average_attention(other, [inputs()], LENGTH))
 
 
+def test_constants_of_weights_that_are_no_numbers_are_refused() -> None:
+    """Such a model is like no other."""
+    origin = Origin(source="average", model={"weights": [1.0, float("nan")]})
+    constants = Constants(matrices={("encoder", 0): torch.eye(2)[None]}, origin=origin)
+    with pytest.raises(UserError, match=r"got those of another one: their weights are alike by nan"):
+        constants.check_model({"weights": [1.0, 2.0]})
+
+
 def test_constants_of_the_same_model_pass_without_a_warning(constants: Constants, model: Any, tmp_path: Path) -> None:
     """Also under another head, beside other embeddings, in another precision, and where any weights would do."""
     path = constants.save(tmp_path / "constants.safetensors")

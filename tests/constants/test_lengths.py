@@ -125,13 +125,17 @@ def test_causal_constants_stay_causal_with_separators() -> None:
 
 
 def test_the_fit_weighs_by_counts() -> None:
-    """Two entries at an offset, seen once and three times; an entry never seen does not count."""
+    """Two entries at an offset or in an end column, seen unequally often; an entry never seen does not count."""
     matrix = torch.zeros(1, 5, 5)
     counts = torch.zeros(5, 5, dtype=torch.long)
     for (query, key), weight, count in (((2, 1), 0.2, 1), ((3, 2), 0.6, 3), ((4, 3), 9.0, 0)):
         matrix[0, query, key], counts[query, key] = weight, count
     matrix[0, 1, 3], counts[1, 3] = 0.5, 2
+    for (query, key), weight, count in (((1, 0), 0.2, 1), ((3, 0), 0.6, 3), ((0, 4), 0.3, 2), ((2, 4), 0.9, 1)):
+        matrix[0, query, key], counts[query, key] = weight, count
     found = fit_length(matrix, counts, 7)
+    torch.testing.assert_close(found[0, :, 0], torch.full((7,), (0.2 + 3 * 0.6) / 4))
+    torch.testing.assert_close(found[0, :, 6], torch.full((7,), (2 * 0.3 + 0.9) / 3))
     assert float(found[0, 4, 3]) == pytest.approx((0.2 + 3 * 0.6) / 4)
     assert float(found[0, 2, 4]) == pytest.approx(0.5)
 

@@ -216,8 +216,9 @@ def test_mistakes_are_named() -> None:
         pattern_fractions({})
 
 
-def test_the_farthest_offset_of_the_neighborhood_counts() -> None:
+def test_both_ends_of_the_neighborhood_count() -> None:
     """At ±5 keys weigh four times as much as on the diagonal, so that the mean over the offsets 2 to 5 is as large."""
     distance = (torch.arange(12)[:, None] - torch.arange(12)).abs()
+    assert not bool(has_diagonal((distance == 0) + 4.0 * (distance == 2)))
     assert not bool(has_diagonal((distance == 0) + 4.0 * (distance == 5)))
     assert bool(has_diagonal((distance == 0) + 4.0 * (distance == 6)))

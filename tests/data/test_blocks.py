@@ -256,6 +256,16 @@ def test_a_long_document_has_the_tokens_it_has_as_a_whole(plain: Any, tmp_path: 
     assert made.rows(torch.tensor([0])).tolist() == [[*ids(*words), EOS]]
 
 
+def test_a_long_document_goes_to_one_split(plain: Any, tmp_path: Path) -> None:
+    """That of its first section; others would be of another one by what they begin with."""
+    first, second = numbers(1, *[2] * (2 * _SECTION_SIZE // 3)), numbers(3, 4)
+    with BlockPacker(tmp_path / "packed", plain, 2, source="", fingerprint="") as packer:
+        packer.add([first, second], lambda section: "train" if section.startswith("w1 ") else "valid")
+        notes = packer.finish()
+    tokens = {name: note.rows * note.length + note.dropped for name, note in notes.items()}
+    assert tokens == {"train": len(first.split()) + 1, "valid": 3}
+
+
 def test_no_more_is_read_than_asked_for(plain: Any, tmp_path: Path) -> None:
     told: list[int] = []
     made = pack(

@@ -50,6 +50,19 @@ def test_the_statistics_of_joined_layers_are_those_of_single_layers(kind: str, m
     assert_same(joined, watch(model, NAMES, 16, 12).frame())
 
 
+def test_layers_with_a_learned_key_are_not_joined_with_others() -> None:
+    """The query of such a key counts in the attention that goes to no token."""
+    length, tensors = torch.tensor([2, 2]), {"column_mass": torch.ones(2, 1, 2)}
+    parts = [
+        Observation(
+            site="decoder", layer=number, causal=True, length=length, keys=length, virtual_key=key, tensors=tensors
+        )
+        for number, key in enumerate([True, False, True])
+    ]
+    found = {layer.layers: layer.virtual_key for layer in joined_layers.join_layers(parts)}
+    assert found == {(0, 2): True, (1,): False}
+
+
 def test_layers_are_joined_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three layers of 2 × 4 heads × 16 keys fit by two; a longer batch comes layer by layer. Keys stay the same."""
     seen: list[tuple[int, ...]] = []

@@ -58,6 +58,12 @@ def test_a_kept_watch_frees_the_model_and_keeps_its_numbers(
     assert watch.samples == 1
 
 
+def test_a_text_of_one_token_is_a_sample() -> None:
+    with torch.no_grad(), regard.watching(model := llama(), NAMES) as watch:
+        model(torch.tensor([[5], [6]]))
+    assert watch.samples == 2
+
+
 def test_a_watch_of_a_failed_block_frees_the_model() -> None:
     model = llama()
     alive = weakref.ref(model)

@@ -60,6 +60,20 @@ def test_sums_over_the_queries_that_a_mask_lets_see_a_key(padded: bool) -> None:
     torch.testing.assert_close(compute("early_query_count", made).double(), early)
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("cached", [0, 4])
+def test_all_queries_before_a_key_see_it_where_nothing_is_hidden(cached: int) -> None:
+    """Queries at positions 4 to 8 behind a cache, or 0 to 8, of which one row begins with two of padding."""
+    whole = call(9)
+    made = whole.select_tokens(slice(cached, 9), slice(0, 9))
+    real = torch.ones(BATCH, 9 - cached, dtype=torch.bool)
+    real[1, :2] = False
+    made = AttentionCall(**{**vars(made), "causal": False, "query_mask": real})
+    positions = torch.arange(cached, 9)
+    expected = [[float((real[row] & (positions < key)).sum()) for key in range(9)] for row in range(BATCH)]
+    torch.testing.assert_close(compute("early_query_count", made)[:, 0].double(), torch.tensor(expected).double())
+
+
 def gated(made: AttentionCall, matrix: Tensor) -> tuple[Tensor, Tensor]:
     """What is found of gated outputs, and Σ_i A_ij ‖W_O (g_i ∘ v_j)‖ from the whole matrix."""
     value = made.value.repeat_interleave(HEADS // GROUPS, dim=1)

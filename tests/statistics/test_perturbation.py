@@ -47,7 +47,8 @@ def test_another_layer_counts_all_other_tokens() -> None:
 
 
 def test_all_tokens_count_where_none_of_the_text_was_replaced() -> None:
-    observation = layer("decoder", [[0] * 4] * 2, CHANGE, [4, 3])
+    """The second text has three tokens, behind which anything may stand."""
+    observation = layer("decoder", [[0] * 4, [0, 0, 0, 1]], CHANGE, [4, 3])
     found = values(observation)
     assert found["perturbation_spread", None] == (pytest.approx((11.5 / 4 + 17 / 3) / 2), 2)
     assert ("perturbation_spread_own", None) not in found

@@ -234,6 +234,28 @@ def test_whole_numbers_are_pcm(kind: str, values: list[int]) -> None:
         Sounds(({"array": np.array(values, "int64"), "sampling_rate": 8000},), "here").read(0, 8000)
 
 
+def test_channels_are_averaged_whichever_axis_they_are() -> None:
+    left, right = [0.5, -1.0, 0.25], [0.0, 0.5, 0.25]
+    for array in (np.array([left, right]), np.array([left, right]).T):
+        sounds = Sounds(({"array": array, "sampling_rate": 8000},), "here")
+        assert sounds.read(0, 8000).tolist() == [0.25, -0.25, 0.25]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_files_of_8_to_32_bits_hold_the_same_samples(width: int, tmp_path: Path) -> None:
+    """Two channels, −1 and 0.5, then 0 and −0.5; of 8 bits alone numbers have no sign."""
+    largest = 1 << (8 * width - 1)
+    values = [-largest, largest // 2, 0, -largest // 2]
+    numbers = [value + largest if width == 1 else value for value in values]
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as file:
+        file.setnchannels(2)
+        file.setsampwidth(width)
+        file.setframerate(RATE)
+        file.writeframes(b"".join(number.to_bytes(width, "little", signed=width > 1) for number in numbers))
+    assert read_sounds([tmp_path / "sound.wav"]).read(0, RATE).tolist() == [-0.25, -0.25]
+
+
 def stereo_of_100_samples(folder: Path) -> bytes:
     """The bytes of a .wav file with two channels of 16 bits."""
     with wave.open(str(folder / "whole.wav"), "wb") as file:
@@ -283,6 +305,7 @@ def test_the_shortest_sound_is_that_of_the_fewest_seconds(tmp_path: Path) -> Non
     broken.write_bytes(b"RIFF")
     assert Sounds((broken, two, one, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
     assert Sounds((broken, two, tmp_path / "slow" / "0.wav"), "here").find_shortest() == 2
+    assert Sounds((one, {"array": np.zeros(100), "sampling_rate": 500}), "here").find_shortest() == 1
     assert Sounds((broken, 7), "here").find_shortest() == 0
 
 
