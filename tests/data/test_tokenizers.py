@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import ByteLevel, Whitespace
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
@@ -20,6 +20,7 @@ from regard.data.tokenizers import (
     check_tokenizer,
     encode_beginning,
     ordinary_tokens,
+    special_tokens,
     token_names,
     tokenize_once,
     tokenizer_hash,
@@ -203,6 +204,15 @@ def test_what_a_tokenizer_splits_into_text_is_not_told_of() -> None:
     split = PreTrainedTokenizerFast(tokenizer_object=words, **named, split_special_tokens=True)
     split.backend_tokenizer.pre_tokenizer = Whitespace()
     warn_of_written(["a [SEP]a", "<|end|>"], split)
+
+
+def test_tokens_that_were_added_as_words_are_ordinary(plain: Any) -> None:
+    """As runs of spaces are added to tokenizers of code; a token of a chat is special without a role."""
+    plain.add_tokens([AddedToken("word", special=False), AddedToken("<|end|>", special=True)])
+    word, end = plain.convert_tokens_to_ids(["word", "<|end|>"])
+    assert special_tokens(plain) == {3, 4, 5, end}
+    assert word in ordinary_tokens(plain)
+    assert end not in ordinary_tokens(plain)
 
 
 def test_texts_with_many_unknown_tokens_are_told_by_name(encoder: Any, plain: Any, words: Any) -> None:

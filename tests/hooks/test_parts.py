@@ -14,6 +14,7 @@ from torch import nn
 import regard
 from experiments.hosts.shrink import make_config, make_model
 from regard.errors import UserError
+from regard.hooks.layers import find_attention_layers
 from tests.contracts.conftest import randomised
 from tests.tiny_vision import IMAGE, llava_config
 
@@ -132,14 +133,24 @@ def test_a_part_that_reads_the_cache_of_another_says_whose() -> None:
         assert watch.samples == 2
 
 
-@torch.no_grad()
-def test_two_encoders_do_not_share_a_site_whichever_is_read_first() -> None:
-    """SigLIP has its text encoder first; images are often encoded batch by batch before any text is."""
+def siglip() -> Any:
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
     text = {**sizes, "vocab_size": 40, "max_position_embeddings": 8, "projection_size": 16}
     config = tf.SiglipConfig(text_config=text, vision_config={**sizes, "image_size": 16, "patch_size": 8})
     torch.manual_seed(0)
-    model = tf.SiglipModel(config).eval()
+    return tf.SiglipModel(config).eval()
+
+
+def test_layers_of_two_encoders_have_names_of_their_own() -> None:
+    inputs = {"input_ids": torch.arange(4, 16).view(2, 6), "pixel_values": torch.randn(2, 3, 16, 16)}
+    found = [layer.key for layer in find_attention_layers(siglip(), inputs)]
+    assert found == [(site, layer) for site in ("encoder", "encoder@text_model") for layer in range(2)]
+
+
+@torch.no_grad()
+def test_two_encoders_do_not_share_a_site_whichever_is_read_first() -> None:
+    """SigLIP has its text encoder first; images are often encoded batch by batch before any text is."""
+    model = siglip()
     images, ids = torch.randn(6, 3, 16, 16), torch.arange(4, 16).view(2, 6)
 
     def measure(*forwards: Callable[[], object]) -> pd.DataFrame:
