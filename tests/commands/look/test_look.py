@@ -26,6 +26,7 @@ from regard.commands.look.config import LookConfig
 from regard.commands.look.encoding import FLOAT_ERROR, FLOOR, LOG_ERROR, TILES, TOP, spread
 from regard.errors import UserError
 from regard.report.page import read_asset
+from regard.statistics import STATISTICS, Observation
 from tests.report.parsed import Parsed, assert_accessible, assert_self_contained
 from tests.tiny_longcat import make_longcat
 from tests.tiny_vision import make_llava, make_photos, make_vit
@@ -132,6 +133,21 @@ def test_weights_and_columns_are_those_of_eager_attention(
             assert sinks == {tuple(place) for place in ((alpha > 0.3) & (seen >= 8)).nonzero().tolist()}
     if kind == "sinks":
         assert 0 in {key for _, _, key, _ in pane["sites"][0]["sinks"]}
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("largest, median, is_massive", [(125, 0.125, True), (124, 0.125, False), (100, 0.0, False)])
+def test_an_activation_is_massive_as_the_statistic_says(largest: float, median: float, is_massive: bool) -> None:
+    """Over 100, and at least 1,000 times the median: here it had to be more than that."""
+    hidden = torch.full((1, 2, 4), median)
+    hidden[0, 1, 2] = -largest
+    tokens = torch.tensor([2])
+    layer = Observation(site="decoder", layer=3, causal=True, length=tokens, keys=tokens, tensors={"hidden": hidden})
+    _, massive = run._describe_hidden({3: layer}, 2)
+    assert massive == ([[3, 1, largest, 2]] if is_massive else [])
+    measured = STATISTICS["massive_activations"]()
+    measured.update([layer])
+    assert {row.value for row in measured.result() if row.statistic.endswith("_rate")} == {100.0 * is_massive}
 
 
 def test_norms_and_massive_activations_are_those_of_hidden_states(tokenizer: Any) -> None:

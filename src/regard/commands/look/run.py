@@ -377,7 +377,7 @@ def _describe_hidden(layers: Mapping[int, Observation], keys: int) -> tuple[list
         states = layer.tensors["hidden"][0, :keys].float().cpu()
         norms.append({"layer": number, "norm": encoding.encode_float(states.norm(dim=-1))})
         peak, channel = states.abs().max(-1)
-        least = max(MASSIVE, MASSIVE_RATIO * float(lower_median(states.abs().flatten())))
-        for token in (peak > least).nonzero()[:, 0].tolist():
+        ratio = peak.double() / lower_median(states.abs().flatten())
+        for token in ((peak > MASSIVE) & (ratio >= MASSIVE_RATIO)).nonzero()[:, 0].tolist():
             massive.append([number, token, round(float(peak[token]), 1), int(channel[token])])
     return norms, massive
