@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -178,6 +179,9 @@ def test_masking_keeps_its_shares_and_its_seed(bert: Any) -> None:
 def test_masking_passes_over_padding_and_unknown_tokens(bert: Any) -> None:
     made = mask_tokens(encode("sequence", texts(("w1 nowhere w2",)), bert, 8), bert, 0, probability=1.0)
     assert (made.labels[0] != IGNORE_INDEX).tolist() == [False, True, False, True, False, False, False, False]
+    cut = replace(made, input_ids=made.input_ids.clone(), labels=torch.full((1, 8), IGNORE_INDEX))
+    cut.input_ids[0, 4:7] = made.labels[0, 1]  # as 0 is padding of a tokenizer without such a token, and a word
+    assert mask_tokens(cut, bert, 0, probability=1.0).labels[0, 4:7].tolist() == [IGNORE_INDEX] * 3
 
 
 def test_batches_and_rows(bert: Any) -> None:
@@ -188,6 +192,7 @@ def test_batches_and_rows(bert: Any) -> None:
     assert torch.equal(torch.cat([batch["input_ids"] for batch in batches]), made.input_ids)
     assert torch.equal(made.inputs(torch.tensor([2, 0]))["input_ids"], made.input_ids[[2, 0]])
     assert made.rows(1, 3).labels.tolist() == [1, 2]
+    assert replace(made, token_counts=torch.tensor([3, 4, 5])).rows(1, 3).token_counts.tolist() == [4, 5]
     assert made.rows(0, 3).sha256 == made.sha256 != made.rows(1, 3).sha256
     with pytest.raises(UserError, match="batch size: expected a whole number of at least 1, got 0"):
         next(made.batches(0))

@@ -133,6 +133,8 @@ def test_weights_and_columns_are_those_of_eager_attention(
             assert sinks == {tuple(place) for place in ((alpha > 0.3) & (seen >= 8)).nonzero().tolist()}
     if kind == "sinks":
         assert 0 in {key for _, _, key, _ in pane["sites"][0]["sinks"]}
+        whole = regard.look_at(model, tokenizer, text, config=LookConfig(minimum_queries=tokens))
+        assert {key for _, _, key, _ in whole["sites"][0]["sinks"]} == {0}, "all queries see the first key alone"
 
 
 @pytest.mark.every_value

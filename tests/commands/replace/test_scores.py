@@ -66,6 +66,17 @@ def test_intervals_against_the_formula(values: list[float]) -> None:
     assert row["ci_high"] - row["ci_low"] == pytest.approx(2 * half, abs=1e-9)
 
 
+def test_drops_of_a_score_below_0_are_of_its_size() -> None:
+    """As of a correlation: from −0.2 it falls by half of that, to −0.3, which differs by seed as 60 % and 40 % do."""
+    rows = [("none", "none", 1.0, seed, -0.2) for seed in (0, 1)]
+    scores = table(*rows, ("average", "lambda", 0.0, 0, -0.32), ("average", "lambda", 0.0, 1, -0.28))
+    drops = relative_drop(scores)
+    assert drops["drop"].tolist() == [pytest.approx(50)]
+    interval = drop_interval(scores, drops)
+    half = t_quantile(0.95, 1) * statistics.stdev([60, 40]) / math.sqrt(2)
+    assert [interval.mean, interval.ci_low, interval.ci_high] == pytest.approx([50, 50 - half, 50 + half])
+
+
 def test_one_seed_has_no_interval_and_null_scores_are_left_out() -> None:
     (row,) = intervals(table(("a", "s", 0.5, 0, 0.7), ("a", "s", 0.5, 1, math.nan))).to_dict("records")
     assert (row["n"], row["mean"]) == (1, 0.7)

@@ -62,6 +62,17 @@ def test_the_correlation_of_one_task_is_that_of_scipy(models: int) -> None:
     assert np.allclose([row["r"], row["ci_low"], row["ci_high"]], [expected.statistic, *interval], atol=1e-9)
 
 
+def test_the_correlation_is_of_the_fewest_dynamic_heads() -> None:
+    values = {(f"m{n}", "cola"): (0.5 + 0.1 * n, 0.45 + 0.09 * n - 0.02 * n**2) for n in range(4)}
+    scores = scores_of(values)
+    constant = scores[scores["dynamic_fraction"] == 0]
+    some = constant.assign(dynamic_fraction=0.5, score=np.repeat([0.1, 0.55, 0.3, 0.78], 2))
+    found = drops_by_original(Outcome(pd.concat([scores, some]), {}))
+    pd.testing.assert_frame_equal(found, drops_by_original(Outcome(scores, {})))
+    other = drops_by_original(Outcome(pd.concat([scores[scores["dynamic_fraction"] == 1], some]), {}))
+    assert abs(other["r"][0] - found["r"][0]) > 0.1
+
+
 def test_over_all_tasks_the_correlation_is_partial() -> None:
     draw = np.random.default_rng(0)
     original = {task: level + 0.05 * draw.standard_normal(4) for task, level in (("a", 0.3), ("b", 0.6), ("c", 0.9))}
