@@ -1,6 +1,7 @@
 """Small calls of several layers are reduced at once, with the numbers of calls that are reduced one by one."""
 
 import gc
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -12,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 import regard
-from regard.attention.call import AttentionCall
+from regard.attention.call import AttentionCall, Operation
 from regard.hooks import hidden_states, sequences, waiting_calls
 from regard.hooks import watch as watch_module
 from regard.hooks.accumulate import LayerAccumulator
@@ -119,6 +120,19 @@ def test_layers_of_one_mask_are_one_call(monkeypatch: pytest.MonkeyPatch) -> Non
     frame(make_model("Llama"), batch("left"), batch("left", 9))
     frame(make_model("Gemma3Text"), batch("right"))
     assert rows == [8, 8, 4, 4]
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("option", ["bias", "sink", "operation", "query_positions", "key_positions"])
+def test_calls_with_tensors_of_a_layer_do_not_wait(option: str) -> None:
+    """Of joined calls those of the first would be taken, as a logit beside the keys that each layer has learned."""
+    query, key = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4)
+    plain = AttentionCall(query=query, key=key, value=key, scale=1.0, causal=True)
+    assert waiting_calls.may_wait(plain)
+    positions = torch.arange(3)[None]
+    of_layer = {"bias": torch.zeros(1, 2, 3, 3), "sink": torch.zeros(2), "operation": Operation()}
+    value = of_layer.get(option, positions)
+    assert not waiting_calls.may_wait(replace(plain, **{option: value}))
 
 
 def test_calls_that_fill_the_room_are_reduced_before_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
