@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer
 
 from regard.continual.methods import method_named
@@ -19,8 +18,9 @@ from regard.continual.scoring import NO_TASK
 from regard.continual.text_learner import decode_answers, encode_prompts, make_batch
 from regard.data.encoding import encode
 from regard.data.examples import Examples
-from regard.errors import UserError, describe_error
+from regard.errors import UserError
 from regard.models.generator import NEW_TOKENS, Generator
+from regard.models.model_files import fetch_snapshot
 from regard.runs.model_card import INSTALL, is_repository, public_name
 from regard.runs.output_dir import RESULTS, read_json
 
@@ -54,11 +54,8 @@ class LearntModel:
         """
         folder = Path(name_or_folder)
         if not folder.is_dir():
-            try:
-                folder = Path(snapshot_download(str(name_or_folder), ignore_patterns=["*.bin", "*.pt", "*.pkl"]))
-            except (OSError, ValueError) as error:
-                expected = "expected a folder that `regard rollback` wrote, or a repository of the hub with one"
-                raise UserError(f"model: {expected}, got {name_or_folder}: {describe_error(error)[:200]}") from error
+            expected = "a folder that `regard rollback` wrote, or a repository of the hub with one"
+            folder = fetch_snapshot(str(name_or_folder), expected, ignore_patterns=["*.bin", "*.pt", "*.pkl"])
         if not (folder / LINEAGE).is_file():
             hint = ""
             if read_json(folder / RESULTS).get("command") == "learn":

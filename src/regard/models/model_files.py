@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 
+from regard.data.hub import network_errors
 from regard.errors import UserError, describe_error
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import RESULTS, read_json
@@ -106,18 +107,22 @@ def _describe_folder(folder: Path, name: str) -> str:
 
 def find_weight_files(folder: Path, name: str) -> list[Path]:
     """Return the safetensors files of a folder, sorted by name, each checked to be there and whole in its header."""
-    index = folder / _INDEX
     if (folder / _WEIGHTS).is_file():
         files = [folder / _WEIGHTS]
-    elif index.is_file():
-        with as_user_error(f"model: expected a JSON object with 'weight_map' in {_INDEX}, got", _MALFORMED):
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = sorted({folder / str(shard) for shard in shards})
+    elif (folder / _INDEX).is_file():
+        files = _find_shards(folder)
     else:
         raise UserError(_without_weights(folder, name))
     for file in files:
         _check(file, name)
     return files
+
+
+def _find_shards(folder: Path) -> list[Path]:
+    """Return the files that the index of a folder names, sorted, whether they are there or not."""
+    with as_user_error(f"model: expected a JSON object with 'weight_map' in {_INDEX}, got", _MALFORMED):
+        shards = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()
+    return sorted({folder / str(shard) for shard in shards})
 
 
 def has_tokenizer_files(folder: Path) -> bool:
@@ -151,15 +156,47 @@ def _embedded() -> Path:
 def _fetched(name: str, *, code: bool, weights: bool) -> Path:
     """Return the folder of a snapshot of the hub, without pickled files."""
     patterns, ignored = _HUB_FILES + ["*.py"] * code, [] if weights else ["*.safetensors"]
+    folder = fetch_snapshot(name, _ALLOWED, allow_patterns=patterns, ignore_patterns=ignored)
+    if weights and not (folder / _WEIGHTS).is_file() and (folder / _INDEX).is_file():
+        missing = (file for file in _find_shards(folder) if file.suffix == ".safetensors" and not file.is_file())
+        shards = [file.relative_to(folder).as_posix() for file in missing]
+        if shards:  # of other names than those that Transformers gives, as model.safetensors-00001-of-00002.safetensors
+            return fetch_snapshot(name, _ALLOWED, allow_patterns=shards)
+    return folder
+
+
+def fetch_snapshot(name: str, expected: str, **options: Any) -> Path:
+    """Return the folder in the hub's cache of what `options` of `snapshot_download` ask for.
+
+    Raises:
+        UserError: The hub has no such repository or could not be reached. It says what was expected.
+    """
     try:
-        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=ignored))
+        return Path(snapshot_download(name, **options))
     except errors.HFValidationError:
-        raise UserError(f"model: '{name}' is no folder here and no id of the hub; expected {_ALLOWED}") from None
+        repository, at, revision = name.partition("@")
+        if at and revision and "/" in repository:
+            advice = f"give the folder that `hf download {repository} --revision {revision} --local-dir FOLDER` makes"
+            raise UserError(f"model: '{name}' names a revision, which is not looked up here; {advice}") from None
+        raise UserError(f"model: '{name}' is no folder here and no id of the hub; expected {expected}") from None
     except errors.GatedRepoError:
         raise UserError(f"model: '{name}' is gated; accept its terms on the hub and run `hf auth login`") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        problem = f"is no folder here and could not be had from the hub ({type(error).__name__})"
-        raise UserError(f"model: '{name}' {problem}; expected {_ALLOWED}") from error
+    except errors.RepositoryNotFoundError:
+        reason, cause = "it has none of this name, or a private one: run `hf auth login`", None
+    except (OSError, ValueError, RuntimeError, *network_errors()) as error:
+        reason, cause = _describe_failure(error), error
+    problem = f"is no folder here and could not be had from the hub ({reason})"
+    raise UserError(f"model: '{name}' {problem}; expected {expected}") from cause
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return the first line of what kept the hub from answering: a look-up in the cache that failed hides it."""
+    is_hidden = isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None
+    hidden = error.__cause__ if is_hidden else error
+    if isinstance(hidden, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE is set, and its cache has no such model"
+    line = (str(hidden).splitlines() or [""])[0].strip()
+    return (f"{type(hidden).__name__}: {line}" if line else type(hidden).__name__)[:_MAX_REASON]
 
 
 def _check(file: Path, name: str) -> None:
