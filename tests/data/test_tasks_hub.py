@@ -103,9 +103,18 @@ def test_classes_that_are_others(hub: dict[Any, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionError("no\nroute"), *(kind("no") for kind in network_errors()), ValueError("no cache")]
+    "error",
+    [
+        ConnectionError("no\nroute"),
+        *(kind("no") for kind in network_errors()),
+        ValueError("no cache"),
+        RuntimeError("no scripts"),
+    ],
 )
+@pytest.mark.every_value
 def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """A data set that is a script is a RuntimeError of `datasets` 4, and ended in a traceback."""
+
     def fail(*given: Any, **settings: Any) -> None:
         raise error
 

@@ -34,7 +34,7 @@ class HubSplit(NamedTuple):
             yield datasets.load_dataset(self.repository, self.config, split=self.split, **arguments)
         except UserError:
             raise
-        except (OSError, ValueError, *network_errors(), datasets.exceptions.DatasetsError) as error:
+        except (OSError, ValueError, RuntimeError, *network_errors(), datasets.exceptions.DatasetsError) as error:
             reason = f"{(str(error) or type(error).__name__).splitlines()[0]}; files can be given instead"
             raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from error
 
