@@ -83,8 +83,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Without arguments they are those of the process, which is taken to end with the command: signals are still held
     then, so that a key that is pressed again does not interrupt the end.
     """
-    with _interruptible(restore=arguments is not None):
-        return _run(arguments)
+    code: int | None = None
+    try:
+        with _interruptible(restore=arguments is not None):
+            code = _run(arguments)
+    except KeyboardInterrupt:  # before the command began, or as it ended
+        if code is None:
+            _print_error("regard: interrupted; nothing was written")
+            code = _unless_in_job()
+    return code
 
 
 def _unless_in_job() -> int:
@@ -205,14 +212,15 @@ def _interruptible(*, restore: bool) -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, so that nothing is left half-done, and each only once.
 
     Signals within a second of one that has interrupted do nothing: a key that is held, or a terminal and a parent that
-    both send one, would else interrupt what the first has begun to save or to clear away. Signals that are ignored, or
-    that others handle, stay so. The handlers before are put back if `restore`.
+    both send one, would else interrupt what the first has begun to save or to clear away. Nor do signals behind the
+    block, where the command has ended. Signals that are ignored, or that others handle, stay so. The handlers before
+    are put back if `restore`.
     """
-    interrupted = -math.inf
+    interrupted, has_ended = -math.inf, False
 
     def interrupt(*_: object) -> None:
         nonlocal interrupted
-        if time.monotonic() - interrupted >= _ONE_PRESS:
+        if not has_ended and time.monotonic() - interrupted >= _ONE_PRESS:
             interrupted = time.monotonic()
             raise KeyboardInterrupt
 
@@ -224,5 +232,6 @@ def _interruptible(*, restore: bool) -> Iterator[None]:
     try:
         yield
     finally:
+        has_ended = True
         for number, handler in handlers.items() if restore else ():
             signal.signal(number, handler)

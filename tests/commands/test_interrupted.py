@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -144,3 +145,66 @@ def test_a_key_that_is_held_interrupts_once(
         signal.signal(signal.SIGINT, before)
     assert saved == ["whole", "whole"]
     assert said == ["regard compare: interrupted; nothing was written"] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_has_ended_is_not_interrupted(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page was written, and the command ended in a traceback."""
+    from regard import cli
+    from regard.commands.compare import cli as compare
+
+    before = {name: signal.signal(name, signal.SIG_DFL) for name in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    monkeypatch.setattr(compare, "run", lambda _: None)
+    monkeypatch.setattr("sys.argv", ["regard", "compare", "runs"])
+    try:
+        assert cli.main() == 0
+        signal.raise_signal(number)
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_command_that_is_interrupted_at_its_edges(
+    has_run: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its handlers were set, but nobody caught what they raise."""
+    from regard import cli
+
+    @contextmanager
+    def interrupted(*, restore: bool) -> Iterator[None]:
+        assert restore
+        if not has_run:
+            raise KeyboardInterrupt
+        yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_interruptible", interrupted)
+    monkeypatch.setattr(cli, "_run", lambda _: 3)
+    assert cli.main(["compare", "runs"]) == (3 if has_run else 2)
+    assert capsys.readouterr().err == ("" if has_run else "regard: interrupted; nothing was written\n")
+
+
+def test_a_run_that_is_interrupted_as_it_is_summed_up(
+    tiny: Callable[[str], Path],
+    text_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The folder was whole, and the command said that nothing was written."""
+    from regard.cli import main
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.runs.command_line.print_summary", interrupt)
+    line = ["measure", str(tiny("llama")), "--text", str(text_file), "--samples", "2", "--length", "16"]
+    assert main([*line, "--statistics", "entropy", "--device", "cpu", "--out", str(tmp_path / "run")]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == f"regard measure: interrupted after the run had ended: {tmp_path / 'run'} has all of it"
+    assert (tmp_path / "run" / "results.json").is_file()

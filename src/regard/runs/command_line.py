@@ -46,9 +46,12 @@ def run_command(
             raise
         advice = "Continue with the same command and --resume."
         raise UserError(f"interrupted; what was done is kept in {work_dir}. {advice}") from None
-    if parts and work_dir.exists():
-        clear_work_dir(work_dir, command, parts)
-    print_summary(result.summary(), out)
+    try:
+        if parts and work_dir.exists():
+            clear_work_dir(work_dir, command, parts)
+        print_summary(result.summary(), out)
+    except KeyboardInterrupt:
+        raise UserError(f"interrupted after the run had ended: {out} has all of it") from None
 
 
 def default_work_dir(out: Path) -> Path:
