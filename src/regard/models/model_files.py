@@ -171,6 +171,8 @@ def fetch_snapshot(name: str, expected: str, **options: Any) -> Path:
     Raises:
         UserError: The hub has no such repository or could not be reached. It says what was expected.
     """
+    cause: Exception | None = None
+    failures: tuple[type[Exception], ...] = (OSError, ValueError, RuntimeError, *network_errors())
     try:
         return Path(snapshot_download(name, **options))
     except errors.HFValidationError:
@@ -182,8 +184,8 @@ def fetch_snapshot(name: str, expected: str, **options: Any) -> Path:
     except errors.GatedRepoError:
         raise UserError(f"model: '{name}' is gated; accept its terms on the hub and run `hf auth login`") from None
     except errors.RepositoryNotFoundError:
-        reason, cause = "it has none of this name, or a private one: run `hf auth login`", None
-    except (OSError, ValueError, RuntimeError, *network_errors()) as error:
+        reason = "it has none of this name, or a private one: run `hf auth login`"
+    except failures as error:
         reason, cause = _describe_failure(error), error
     problem = f"is no folder here and could not be had from the hub ({reason})"
     raise UserError(f"model: '{name}' {problem}; expected {expected}") from cause
