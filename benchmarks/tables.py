@@ -416,6 +416,7 @@ def files() -> dict[Path, str]:
             training_section.operators(read_result("operators")["rows"]),
             training_section.steps(read_result("training_step")["rows"]),
             training_section.attention_steps(read_result("attention_steps")["rows"]),
+            training_section.freed_memory(read_result("freed_memory")["rows"]),
             training_section.loss(read_result("loss_layer")["rows"]),
             training_section.backend(read_result("attention_backend")["rows"]),
             learning_section.section(read_result("learning")["rows"]),

@@ -67,6 +67,17 @@ in forward and backward, in MiB.
 
 Aim: at most 1. {verdict}
 """
+FREED_MEMORY = """
+### Freed memory is kept
+
+Commands let the C library keep the memory that tensors free, unless `MALLOC_…` or `GLIBC_TUNABLES` tunes it. A step of
+training of Regard's decoder, and an observed forward, in float32 with its own habits (default), and so (kept); the
+fastest and the slowest beside the median, since these habits change from process to process. Processes take turns.
+Memory is the peak of the process. Scripts and notebooks do so where `MALLOC_TRIM_THRESHOLD_=1073741824
+MALLOC_MMAP_THRESHOLD_=33554432` is set before Python starts.
+
+{freed_memory}
+"""
 LOSS = """
 ## Loss layer
 
@@ -225,6 +236,20 @@ def backend(rows: list[Row]) -> str:
             ],
         )
     )
+
+
+def freed_memory(rows: list[Row]) -> str:
+    """Return the part on a step with freed memory kept."""
+
+    def cells(row: Row) -> tuple[str, ...]:
+        default, kept = (row["figures"][name] for name in ("default", "kept"))
+        spreads = (f"{1e3 * one['fastest']:.0f} to {1e3 * one['slowest']:.0f}" for one in (default, kept))
+        peaks = (f"{row['peak_mib'][name]:.0f}" for name in ("default", "kept"))
+        return (*case_cells(row), milliseconds(row, "default"), *ratio_cells(row, "kept"), *spreads, *peaks)
+
+    head = ("work", "model", "tokens", "default, ms", "kept")
+    head += ("default, from to", "kept, from to", "default, MiB", "kept, MiB")
+    return FREED_MEMORY.format(freed_memory=markdown_table(head, map(cells, rows)))
 
 
 def loss(rows: list[Row]) -> str:

@@ -26,7 +26,8 @@ def test_every_benchmark_has_a_limit_and_all_take_at_most_40_minutes() -> None:
     assert sum(gpu.LIMITS.values()) <= gpu.MINUTES * 60
     assert all(Path(gpu.ROOT, path).exists() for path in gpu.TEST_PATHS)
     sources = (gpu.ROOT / "benchmarks").glob("*.py")
-    assert {path.stem for path in sources if "prepared(" in path.read_text()} - {"timing"} == gpu_section.TITLES.keys()
+    timed = {path.stem for path in sources if "prepared(" in path.read_text()} - {"timing", "freed_memory"}
+    assert timed == gpu_section.TITLES.keys()  # memory that the C library frees is none of a GPU
 
 
 def test_without_a_gpu_it_says_so_in_a_line(

@@ -266,15 +266,28 @@ def test_a_forward_that_fails_leaves_no_tensors_in_the_watch() -> None:
 
 def test_hidden_states_of_many_shapes_wait_in_memory_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     states = [torch.rand(2, tokens, 8) for tokens in (4, 3, 2)]
-    monkeypatch.setitem(hidden_states.MAX_BYTES, "cpu", 3 * states[0].nbytes + states[1].nbytes)
+    monkeypatch.setitem(hidden_states.MAX_BYTES, "cpu", 3 * states[0].nbytes + 2 * states[1].nbytes)
     waiting, names = hidden_states.WaitingHidden(), ["hidden_norm"]
     layers = [LayerAccumulator() for _ in states]
-    waits = [waiting.add(hidden, layer, names, most=3) for hidden, layer in zip(states, layers, strict=True)]
-    assert waits == [True, True, False]
+    first, second, third = (waiting.add(*one, names, most=3) for one in zip(states, layers, strict=True))
+    assert first == second == []
+    assert [(rows is states[2], of == [layers[2]]) for rows, of in third] == [(True, True)]
     held = sum(buffer.nbytes for copies, _ in waiting._groups.values() for buffer in copies.buffers.values())
     assert held <= hidden_states.MAX_BYTES["cpu"]
     assert [len(rows) for rows, _ in waiting.take()] == [2, 2]
-    assert waiting.add(states[2], layers[2], names, most=3)
+    assert waiting.add(states[2], layers[2], names, most=3) == []
+
+
+def test_hidden_states_that_fill_their_room_are_reduced_and_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [torch.rand(1, 4, 8) for _ in range(5)]
+    monkeypatch.setitem(hidden_states.MAX_BYTES, "cpu", 2 * states[0].nbytes)
+    waiting, layers = hidden_states.WaitingHidden(), [LayerAccumulator() for _ in states]
+    ready = [waiting.add(*one, ["hidden_norm"], most=5) for one in zip(states, layers, strict=True)]
+    assert [len(part) for part in ready] == [0, 1, 0, 1, 0]
+    for part, pair in ((ready[1], slice(0, 2)), (ready[3], slice(2, 4)), (waiting.take(), slice(4, 5))):
+        ((rows, of),) = part
+        assert torch.equal(rows, torch.cat(states[pair]))
+        assert all(one is other for one, other in zip(of, layers[pair], strict=True))
 
 
 def test_overlapping_blocks_of_which_one_lets_calls_wait() -> None:

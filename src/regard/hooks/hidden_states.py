@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -16,15 +16,19 @@ from regard.hooks.forward_pass import ForwardContext
 from regard.hooks.layer_copies import LayerCopies, split_samples
 from regard.hooks.reductions import REDUCTIONS, HiddenStates, to_acc_dtype
 
-MAX_ENTRIES = {"cpu": 1 << 14, "cuda": 1 << 24}
+MAX_ENTRIES = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Most entries of hidden states that wait: of more, computing takes longer than beginning to."""
-MAX_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+MAX_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 """Most memory of those of a forward that wait, whatever their shapes."""
 
 
 def as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:
     """Return what may be hidden states; None for anything else."""
     return value if isinstance(value, Tensor) and value.ndim in (2, 3) else None
+
+
+Waited = tuple[Tensor, list[LayerAccumulator]]
+"""Hidden states whose rows are those of each of the layers in turn."""
 
 
 class WaitingHidden:
@@ -34,32 +38,33 @@ class WaitingHidden:
         self._groups: dict[Any, tuple[LayerCopies, list[LayerAccumulator]]] = {}
         self._num_bytes = 0
 
-    def add(self, hidden: Tensor, layer: LayerAccumulator, names: Collection[str], *, most: int) -> bool:
-        """Copy hidden states of at most so many layers; return whether they wait, being small, and there is room."""
+    def add(self, hidden: Tensor, layer: LayerAccumulator, names: Collection[str], *, most: int) -> list[Waited]:
+        """Copy hidden states, which wait with those of so many layers; return what is to be reduced now.
+
+        That is they alone if they are large, or there is no room, and all that wait once those of this shape fill it.
+        """
+        alone = [(hidden, [layer])]
         if not all(REDUCTIONS[name].joins_calls for name in names) or not (most and hidden.numel()):
-            return False
+            return alone
         if hidden.numel() > choose_for(hidden.device, MAX_ENTRIES):
-            return False
+            return alone
         key, tensors = (hidden.shape, hidden.dtype, hidden.device), {"hidden": hidden.detach()}
         if key not in self._groups:
             left = choose_for(hidden.device, MAX_BYTES) - self._num_bytes
             room = min(most, left // hidden.nbytes)
             if not room:
-                return False
+                return alone
             self._num_bytes += room * hidden.nbytes
             self._groups[key] = LayerCopies(room, tensors), []
         copies, layers = self._groups[key]
-        if copies.count == copies.room:
-            return False
         copies.add(tensors)
         layers.append(layer)
-        return True
+        return self.take() if copies.count == copies.room else []
 
-    def take(self) -> Iterator[tuple[Tensor, list[LayerAccumulator]]]:
-        """Yield hidden states, whose rows are those of each of the layers in turn; they wait no longer."""
+    def take(self) -> list[Waited]:
+        """Return all that wait, which wait no longer."""
         groups, self._groups, self._num_bytes = self._groups, {}, 0
-        for copies, layers in groups.values():
-            yield copies.join()["hidden"], layers
+        return [(copies.join()["hidden"], layers) for copies, layers in groups.values()]
 
 
 def reduce_hidden(

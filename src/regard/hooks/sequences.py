@@ -115,9 +115,8 @@ class Sequences:
         if self.forward is not None:
             check_lengths(self.name, self.lengths, is_reached=any(kind == "cross" for kind, _ in self._layers))
         self._cache = ref(cache) if isinstance(cache, Cache) else None
-        if self.forward is not None:
-            for hidden, layers in self._waiting_hidden.take():
-                self._reduce_hidden(layers, hidden, self.forward.offset, is_row=False)
+        for hidden, layers in self._waiting_hidden.take():
+            self._reduce_hidden(layers, hidden, self.start, is_row=False)
         self.forward, self.latest = None, {}
         self.counter.end()
 
@@ -285,8 +284,8 @@ class Sequences:
         else:
             self._reduce_kept_hidden(layer, first)
             most = 0 if is_row or self.forward.segments is not None else self.num_blocks + 1  # with the embeddings
-            if not self._waiting_hidden.add(hidden, layer, self._hidden_names, most=most):
-                self._reduce_hidden([layer], hidden, first, is_row=is_row)
+            for states, layers in self._waiting_hidden.add(hidden, layer, self._hidden_names, most=most):
+                self._reduce_hidden(layers, states, first, is_row=is_row)
         return True
 
     def _reduce_kept_hidden(self, layer: LayerAccumulator, end: int) -> None:

@@ -19,9 +19,9 @@ from regard.attention.tracing import is_transformed
 from regard.hooks.accumulate import LayerAccumulator
 from regard.hooks.layer_copies import LayerCopies
 
-MAX_PAIRS = {"cpu": 1 << 12, "cuda": 1 << 26}
+MAX_PAIRS = {"cpu": 1 << 18, "cuda": 1 << 26}
 """Most pairs of query and key, over all heads, of a call that waits."""
-MAX_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+MAX_BYTES = {"cpu": 8 << 20, "cuda": 256 << 20}
 """Most memory of the calls of a forward that wait, with one call more at most."""
 OF_TOKENS = ("query_mask", "key_mask")
 MASKS = ("keep", *OF_TOKENS)

@@ -129,8 +129,9 @@ def test_before_the_first_task_there_is_no_prompt() -> None:
 def test_prompts_leave_room_for_the_texts() -> None:
     with pytest.raises(UserError, match="length: expected texts of at most 4 tokens behind 12 of prompts, got"):
         made(PromptConfig(num_virtual_tokens=4, encoder_hidden_size=0))
-    with pytest.raises(UserError, match="prompts: expected fewer than 16 tokens together, got 120"):
-        made(PromptConfig(num_virtual_tokens=40, encoder_hidden_size=0))
+    for num_virtual_tokens, together in ((6, 18), (40, 40)):  # one of 40 is refused before it is made
+        with pytest.raises(UserError, match=f"prompts: expected fewer than 16 tokens together, got {together}"):
+            made(PromptConfig(num_virtual_tokens=num_virtual_tokens, encoder_hidden_size=0))
 
 
 def test_only_the_task_s_prompt_its_mlp_and_the_head_are_trained() -> None:
