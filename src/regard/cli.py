@@ -48,6 +48,7 @@ COMMANDS = {
 
 _TOO_LARGE = ("out of memory", "allocate memory", "not enough memory", "size calculation overflowed")
 """What errors of PyTorch say that come of too little memory, or of a tensor of more bytes than can be counted."""
+_CLIENTS = ("httpx", "httpx2")  # packages through which the hub is asked, whose errors are none of the system's
 _ONE_PRESS = 1.0  # seconds in which signals are one interruption
 
 
@@ -101,7 +102,10 @@ def _unless_in_job() -> int:
 
 def _is_of_system(error: BaseException | None) -> bool:
     """Whether a mistake is none of the user: the system failed below it, as a full disk or a hub out of reach."""
-    return error is not None and (isinstance(error, OSError) or _is_of_system(error.__cause__))
+    if error is None:
+        return False
+    is_of_network = any(base.__module__.partition(".")[0] in _CLIENTS for base in type(error).__mro__)
+    return isinstance(error, OSError) or is_of_network or _is_of_system(error.__cause__)
 
 
 def _is_of_memory(error: BaseException) -> bool:

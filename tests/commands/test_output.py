@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from regard import cli
+from regard.data.hub import network_errors
 from regard.data.tables import read_text_lines
 from regard.errors import UserError, naming_option
 from regard.runs.command_line import print_summary
@@ -119,6 +120,12 @@ def lock_twice(folder: Path) -> None:
         pass
 
 
+def lose_the_hub(folder: Path) -> None:
+    connection = network_errors()[0]("the peer closed the connection")
+    assert not isinstance(connection, OSError)
+    raise UserError(f"model: '{folder.name}' could not be had from the hub") from connection
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize("in_job", [False, True])
 @pytest.mark.parametrize(
@@ -130,6 +137,7 @@ def lock_twice(folder: Path) -> None:
         (lambda folder: raise_error(OSError(5, "Input/output error", "runs")), True),
         (lambda folder: write_to_full_disk(), True),
         (lock_twice, True),
+        (lose_the_hub, True),
     ],
 )
 def test_a_launcher_is_told_what_another_attempt_may_mend(
