@@ -1,7 +1,7 @@
 """Modules of nobody's library, in the styles of several: measured exactly, or refused in one line."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.errors import UserError
 from regard.hooks import Watch, replacing, watching
+from regard.hooks.head_order import HeadOrder
 
 HEADS, WIDTH, TOKENS = 4, 8, 12
 CAUSAL = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
@@ -350,6 +351,20 @@ def test_values_of_the_token_before_are_in_order() -> None:
         with watching(model, "column_mass") as watch:
             model(ids(rows))
         assert_exact(watch, model)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scaled_values_are_not_taken_for_those_of_other_tokens(dtype: torch.dtype) -> None:
+    """Rows of half precision have nearly all numbers: entries of any token were found in one of other tokens."""
+    output = torch.randn(2, TOKENS, 4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    value = output.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    order = HeadOrder()
+    order.note(output)
+    order.check(nn.Module(), 0.7 * value)
+    for turned, reason in ((value.flip(2), "in another order"), (value.roll(1, 2), "in another order"), (value, "")):
+        with pytest.raises(UserError, match=reason) if reason else nullcontext():
+            order.check(nn.Module(), turned)
 
 
 @torch.no_grad()
