@@ -206,7 +206,7 @@ def test_keys_that_no_query_chooses_are_no_padding(heads: int) -> None:
     model = Chooser(heads, largest=1)
     weights, _ = model.blocks[0].weigh(model.table(ids()), None)
     assert not bool((weights > 0).any((1, 2)).all())
-    problem = r"its queries choose keys, as the largest scores, .* argument attention_mask"
+    problem = r"its queries may choose keys, as the largest scores, .* argument attention_mask"
     with pytest.raises(UserError, match=problem), watching(model, "column_mass"):
         model(ids())
     with watching(model, "column_mass") as watch:
@@ -227,3 +227,31 @@ def test_padding_beside_windows_of_heads_is_in_no_sample() -> None:
     values = torch.tensor(watch.frame("column_mass")["value"].to_numpy()).reshape(2, 8)
     torch.testing.assert_close(values[:, :REAL], ((alone[0][:, :REAL] + alone[1]) / 2).double())
     torch.testing.assert_close(values[:, REAL:], alone[0][:, REAL:].double())
+
+
+class Masked(Choice):
+    """A layer that takes a mask of pairs which all heads share, as most functions of attention do."""
+
+    def forward(self, states: Tensor, pairs: Tensor | None) -> Tensor:
+        q, k, v = (part(states).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in self.maps)
+        return states + nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=pairs).transpose(1, 2).flatten(2)
+
+
+@torch.no_grad()
+def test_padding_beside_a_mask_of_pairs_that_heads_share_is_in_no_sample() -> None:
+    """A prefix that sees itself whole: its padding was taken for keys that no query chooses."""
+    model = Chooser(2, largest=1)
+    model.blocks[0] = block = Masked(2, largest=1, window=1)
+    pairs = torch.ones(8, 8, dtype=torch.bool).tril()
+    pairs[:3, :3] = True
+    with watching(model, "column_mass") as watch:
+        model(ids(), real=pairs & told(8)[:, None, None].bool())
+    q, k, _ = (part(model.table(ids())).unflatten(-1, (2, -1)).transpose(1, 2) for part in block.maps)
+    scores = (q @ k.mT).double() * 4**-0.5
+    alone = [
+        scores[row, :, :n, :n].masked_fill(~pairs[:n, :n], -torch.inf).softmax(-1) for row, n in ((0, 8), (1, REAL))
+    ]
+    sums = torch.stack([nn.functional.pad(part.mean(1), (0, 8 - part.shape[-1])) for part in alone]).sum(0)
+    counts = torch.tensor([2] * REAL + [1] * (8 - REAL))
+    values = torch.tensor(watch.frame("column_mass")["value"].to_numpy()).reshape(2, 8)
+    torch.testing.assert_close(values, sums / counts, atol=1e-6, rtol=1e-5)

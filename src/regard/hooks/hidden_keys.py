@@ -14,7 +14,9 @@ def check_padding(name: str, call: AttentionCall, seen: Bool[Tensor, "batch key"
     `seen` are the others.
     """
     if not _may_be_padding(call, seen):
-        raise unknown_padding(name, "its queries choose keys, as the largest scores, and some keys are seen by none")
+        raise unknown_padding(
+            name, "its queries may choose keys, as the largest scores, and some keys are seen by none"
+        )
 
 
 def unknown_padding(name: str, reason: str) -> UserError:
@@ -30,7 +32,7 @@ def _may_be_padding(call: AttentionCall, seen: Bool[Tensor, "batch key"]) -> boo
     if call.keep is None:
         return True
     keep = call.keep
-    if keep.shape[1] > 1 and bool((keep == keep[:, :1]).all()):
+    if call.query.shape[1] > 1 and bool((keep == keep[:, :1]).all()):
         return True
     queries, keys = keep.shape[-2:]
     distance = torch.arange(queries, device=keep.device)[:, None] - torch.arange(keys, device=keep.device) + keys - 1
