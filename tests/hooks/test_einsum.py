@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from regard.errors import UserError
 from regard.hooks import watching
 from regard.hooks.einsum_letters import read_letters
-from regard.hooks.two_operands import FOLLOWED
+from regard.hooks.two_operands import FOLLOWED, Step
 from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Way, assert_exact, ids
 
 SCALE = WIDTH**-0.5
@@ -190,6 +190,14 @@ def test_keys_are_told_from_queries_of_one_token_and_from_those_of_positions(way
             frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
             norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
             torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
+
+
+def test_axes_of_long_texts_in_groups_of_heads_are_followed() -> None:
+    """Strides that tell five axes from each other by their sizes are beyond what PyTorch takes."""
+    scores = torch.empty(2, 4, 3, 4096, 8192, device="meta")
+    step = Step(torch.transpose, (scores, -1, -2), {}, scores.mT)
+    layout = list(zip(scores.shape, scores.stride(), strict=True))
+    assert step.move(scores, (-2, -1), layout, scores.mT) == (-1, -2)
 
 
 def turned(attention: Attention, x: Tensor) -> Tensor:
