@@ -58,6 +58,8 @@ def test_an_instance_counts_the_samples_of_one_block() -> None:
     model, statistics = falcon(), [FirstMass(2), "entropy"]
     with pytest.raises(UserError, match="layer 7"), watching(model, statistics, layers=7):
         pass  # a block that is refused has no samples
+    with pytest.raises(IndexError), watching(model, statistics):
+        model(IDS + 1_000)  # nor has one whose first forward fails
     with watching(model, statistics) as watch:
         model(IDS)
     before = watch.frame("first_mass")

@@ -390,6 +390,8 @@ def test_a_block_whose_attention_is_not_seen_beside_that_of_others_is_told() -> 
         with watching(model, "column_mass") as watch:
             model(ids())
     assert sorted(watch.frame("column_mass")["layer"].unique()) == [0, 2]
+    with watching(model, "column_mass", layers=[0, 2]):  # that of block 1 is not asked for
+        model(ids())
 
 
 @torch.no_grad()

@@ -69,12 +69,20 @@ def watching(
                 stack.callback(watch.drop_unfinished)
                 options: dict[str, Any] = {"hooks": watch.hooks(), "within": within, "entries": watch.entries()}
                 watch.turns = stack.enter_context(observing(model, watch, list(watch.locations), **options))
+            outer.callback(_mark_used, watch)
             for statistic in watch.statistics.values():
-                statistic.is_used = True
+                statistic.is_used = True  # in a block within this one
             yield watch
         watch.close()
         for sequences in watch.stacks.values():
-            warn_of_silent_blocks(sequences.name, sequences.counter.find_silent())
+            warn_of_silent_blocks(sequences.name, list(filter(watch.is_observed, sequences.counter.find_silent())))
+
+
+def _mark_used(watch: Watch) -> None:
+    """Let the statistics of a block serve another one if no sample was counted, as where its first forward failed."""
+    has_samples = any(sequences.num_batches for sequences in watch.stacks.values())
+    for statistic in watch.statistics.values():
+        statistic.is_used = has_samples
 
 
 def _check_unused(statistics: Sequence[Statistic]) -> Sequence[Statistic]:

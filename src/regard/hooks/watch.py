@@ -238,7 +238,7 @@ class Watch(Observer, Readings):
     def _add_hidden(self, sequences: Sequences, index: int, hidden: Tensor | None) -> None:
         """Add hidden states of an observed layer. If they cannot be, warn; UserError if nothing else was selected."""
         names = self._wanted.hidden
-        if not names or sequences.lacks_hidden or not self._is_observed(index):
+        if not names or sequences.lacks_hidden or not self.is_observed(index):
             return
         if sequences.add_hidden(index, hidden, names):
             return
@@ -266,7 +266,7 @@ class Watch(Observer, Readings):
         if is_first:
             self._add_embeddings(sequences)
         has_values = self._wanted.vectors or self._wanted.projection
-        if not self._is_observed(position.layer) or (position.is_repeat and not has_values):
+        if not self.is_observed(position.layer) or (position.is_repeat and not has_values):
             return None
         query_mask = forward.need_query_mask(call.query.shape[2], sequences.name)
         dropped, keys = sequences.find_keys(kind, call)
@@ -396,5 +396,5 @@ class Watch(Observer, Readings):
         width = call.query.shape[1] * call.value.shape[-1]
         return need_output_projection(sequences.stack.module, path, width, sequences.name)
 
-    def _is_observed(self, layer: int) -> bool:
+    def is_observed(self, layer: int) -> bool:
         return self._layers is None or layer in self._layers
