@@ -20,6 +20,8 @@ EVALUATED = "evaluated_files"
 TOKENIZER, MODEL_CONFIG = "tokenizer", "model_config"
 NEWER = (EVALUATED, TOKENIZER, MODEL_CONFIG)
 """Names that earlier versions did not know: their runs go on without them."""
+_WRITTEN = ("architectures", "dtype", "torch_dtype", "transformers_version")
+"""Fields of a configuration that say how and by what it was written."""
 BASE_OF_ADAPTER = "base_of_adapter"
 REASONS = {
     BASE_OF_ADAPTER: "the run began in a version of Regard that froze the model which --adapter is merged into, and "
@@ -53,11 +55,27 @@ def describe_model(loaded: Loaded) -> dict[str, Any]:
 
 
 def _describe_config(loaded: Loaded) -> dict[str, Any]:
-    """Return what the model's configuration has beside its defaults, but for how and by what it was written."""
-    config = cast(Any, loaded.model.config).to_diff_dict()
-    written = ("architectures", "dtype", "torch_dtype", "transformers_version")
-    known = {name: value for name, value in config.items() if name not in written and not name.startswith("_")}
-    return cast("dict[str, Any]", json.loads(json.dumps(known, default=str)))
+    """Return what the model's configuration has beside the defaults of its class, to which versions add."""
+    config: Any = loaded.model.config
+    try:
+        defaults = type(config)().to_dict()
+    except Exception:  # a class of the user's own may need arguments
+        defaults = {}
+    found = {"model_type": config.model_type} | _without(config.to_diff_dict(), defaults)
+    return cast("dict[str, Any]", json.loads(json.dumps(found, default=str)))
+
+
+def _without(config: Mapping[Any, Any], defaults: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return a configuration without defaults, and without how and by what it was written; its parts as well."""
+    found = {}
+    for name, value in config.items():
+        default = defaults.get(name)
+        if name in _WRITTEN or str(name).startswith("_") or (name in defaults and value == default):
+            continue
+        found[name] = (
+            _without(value, default if isinstance(default, dict) else {}) if isinstance(value, dict) else value
+        )
+    return found
 
 
 def hash_beyond(config: LearnConfig) -> dict[str, str]:
