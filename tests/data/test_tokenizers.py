@@ -3,6 +3,7 @@ import re
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -134,6 +135,20 @@ def test_the_digest_knows_what_matters_and_nothing_else(trained: Any) -> None:
     assert (
         tokenizer_hash(ByT5Tokenizer()) == tokenizer_hash(ByT5Tokenizer()) != tokenizer_hash(ByT5Tokenizer(extra_ids=3))
     )
+
+
+def test_the_digest_of_a_tokenizer_with_a_part_in_python() -> None:
+    """As RoFormer's, with which no run of `regard learn` began: the part cannot be serialized."""
+
+    class Part:
+        def pre_tokenize(self, text: Any) -> None:
+            """Leave the text whole."""
+
+    made, other = train_tokenizer(TEXT, 280), train_tokenizer(TEXT, 279)
+    for one in (made, other):
+        one.backend_tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(Part())
+    assert tokenizer_hash(made) == tokenizer_hash(made) != tokenizer_hash(other)
+    assert tokenizer_hash(SimpleNamespace(get_vocab=dict, eos_token_id=0))
 
 
 def test_a_short_text_gives_a_smaller_vocabulary() -> None:

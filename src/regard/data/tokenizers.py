@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +83,16 @@ def check_eos_token(tokenizer: Any) -> None:
 
 
 def tokenizer_hash(tokenizer: Any) -> str:
-    """Return the SHA-256 of everything that determines the ids of a text, and of EOS."""
-    if tokenizer.is_fast:
-        state = json.loads(tokenizer.backend_tokenizer.to_str())
+    """Return the SHA-256 of everything that determines the ids of a text, and of EOS.
+
+    Of code in Python, which a tokenizer may be or, as RoFormer's, have a part of, it is of the class and vocabulary.
+    """
+    state: dict[str, Any] = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    if getattr(tokenizer, "is_fast", False):  # which Mistral's own does not say
+        with suppress(Exception):  # of this very type, where a part cannot be serialized
+            state = json.loads(tokenizer.backend_tokenizer.to_str())
         for name in ("padding", "truncation"):  # left over from the last call
             state.pop(name, None)
-    else:
-        state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
     state["eos"] = tokenizer.eos_token_id
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
 
