@@ -426,6 +426,20 @@ def test_a_run_that_goes_on_says_what_its_length_was_fitted_to_and_what_it_cuts(
     assert cut["rows"] > 0
 
 
+def test_a_run_that_an_earlier_version_went_on_with_says_what_its_length_was_fitted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version did not write to how many tasks: it was fitted to those of the first run, not of the last."""
+    options: dict[str, Any] = {"seeds": [1], "length": None}
+    run_over(first(stream(3), 1), tmp_path / "one", "finetune", **options)
+    with monkeypatch.context() as patch:
+        patch.setattr("regard.commands.learn.run.FITTED_TASKS", "fitted")
+        two = run_over(first(stream(3), 2), tmp_path / "two", after=tmp_path / "one" / "run")
+    assert "fitted_tasks" not in two.metadata["runs"][0]
+    three = run_over(stream(3), tmp_path / "three", after=tmp_path / "two" / "run")
+    assert three.metadata["runs"][0]["fitted_tasks"] == 1
+
+
 def test_a_full_disk_where_the_state_is_kept_is_told_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the last task of a run, and where one that goes on copies what earlier tasks changed."""
 

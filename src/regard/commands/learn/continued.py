@@ -13,7 +13,6 @@ import pandas as pd
 from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig, parse_setting
 from regard.commands.learn.heads import HEAD
 from regard.commands.learn.identity import BEYOND, TOKENIZER
-from regard.commands.learn.lengths import FITTED_TASKS
 from regard.commands.learn.one_run import Run
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
@@ -111,7 +110,7 @@ class FinishedRun:
             before, after = chosen["settings"].get(name, defaults.get(name)), now.get(name)
             if before != after:
                 raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
-        fitted_tasks = chosen.get(FITTED_TASKS, len(chosen["tasks"])) if chosen["fitted"] else 0
+        fitted_tasks = len(self.record()[0]["tasks"]) if chosen["fitted"] else 0  # those of the first run
         changes = {"fitted_tasks": fitted_tasks, "lora": chosen.get(LORA), "search": chosen["search"]}
         return replace(run, config=config, earlier=self.earlier_tasks(config), **changes)
 
