@@ -275,16 +275,24 @@ def test_markers_that_a_tokenizer_reads_as_pieces_are_told(is_given: bool, bytew
     """A base model has no tokens of turns: its texts had other tokens than those of its chat version, untold."""
     template = "{% for m in messages %}<|im_start|>{{ m.content }}<end_of_turn>{% endfor %}"
     tokenizer, talks = bytewise, conversations(talk("a<b>c"), talk("d"))
-    tokenizer.chat_template = template
+    tokenizer.chat_template = template if not is_given else "another"
     expected = ["<|im_start|>a<b>c<end_of_turn>", "<|im_start|>d<end_of_turn>"]
-    if not is_given:  # a model was trained on what its own writes
+    if not is_given:  # a model was trained on what its own writes, also where a file has it
         assert list(write_conversations(talks, tokenizer)) == expected
+        assert list(write_conversations(talks, tokenizer, template)) == expected
         return
     told = r"reads as several tokens each: <\|im_start\|> \(12\), <end_of_turn> \(13\); "
     with pytest.warns(UserWarning, match=told):
         assert next(write_conversations(talks, tokenizer, template)) == expected[0]
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<end_of_turn>"]})
     assert list(write_conversations(talks, tokenizer, template)) == expected
+
+
+def test_text_of_a_template_is_no_marker(bytewise: Any) -> None:
+    """Llama 2 was trained on <<SYS>> in pieces, Mistral on [INST]."""
+    template = "{% for m in messages %}[INST] <<SYS>>\nBe kind.\n<</SYS>> {{ m.content }} [/INST]{% endfor %}"
+    (text,) = write_conversations(conversations(talk("a")), bytewise, template)
+    assert text == "[INST] <<SYS>>\nBe kind.\n<</SYS>> a [/INST]"
 
 
 @pytest.fixture

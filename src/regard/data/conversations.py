@@ -22,7 +22,7 @@ from regard.errors import UserError, describe_error, warn_user
 MESSAGES, TOOLS = "messages", "tools"
 """The columns of conversations, and of the tools that a model may call in them."""
 _EXPECTED = "a list of messages, each with role and content"
-_MARKER = re.compile(r"<[|｜]?[\w▁]+[|｜]?>")
+_MARKER = re.compile(r"(?<!<)<[|｜]?[\w▁]+[|｜]?>(?!>)")  # Llama 2 writes <<SYS>>, which is text
 _CALLS = ("tool_calls", "function_call")
 """Fields of a message that may have no content."""
 
@@ -157,7 +157,8 @@ def write_conversations(
     """
     check_template(tokenizer, template)
     write = partial(tokenizer.apply_chat_template, chat_template=template, tokenize=False)
-    form, is_checked = _find_form(write), template is None  # a model was trained on what its own writes
+    form, own = _find_form(write), getattr(tokenizer, "chat_template", None)
+    is_checked = template in (None, own)  # a model was trained on what its own writes
     for number in range(len(conversations)) if order is None else order:
         one = conversations[number]
         messages = [_in_parts(message) if form == "parts" else message for message in one.messages]
