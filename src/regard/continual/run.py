@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from regard import training
 from regard.continual.costs import FirstStep, TaskCost, count_examples, measure_flops, measure_memory, trim_padding
@@ -22,8 +21,10 @@ from regard.continual.learnt_answers import compare_with_learnt
 from regard.continual.method import Method, check_iterable
 from regard.continual.run_state import LEARNT, ProgressEvent, RunState, restore_state, save
 from regard.continual.scoring import score_task
+from regard.continual.shares import ceil_share
 from regard.continual.text_learner import make_text_learner
 from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only
+from regard.data.encoding import Encoded
 from regard.data.stream import Stream
 from regard.data.tokenizers import common_tokens
 from regard.errors import UserError
@@ -65,12 +66,12 @@ def make_learner(
     encoded = encode_stream(stream, loaded.tokenizer, budget.length)
     check_lengths(encoded, maximum_length(loaded.model, loaded.tokenizer))
     head_name = head or method.head
-    first_ids = encoded[0, "train"].input_ids
+    first_texts = encoded[0, "train"]
     classifier = Classifier.from_loaded(
         loaded,
         stream.classes,
         head=head_name,
-        common=_find_common_tokens(method, loaded.tokenizer, first_ids) if head_name == "sink" else (),
+        common=_find_common_tokens(method, loaded.tokenizer, first_texts) if head_name == "sink" else (),
         lora=lora,
         label_words=LABEL_WORDS if head_name == "labels" else 0,
         seed=seed,
@@ -194,14 +195,15 @@ def _remove_checkpoints(checkpoint_dir: Path) -> None:
         dist.barrier()
 
 
-def _find_common_tokens(method: Method, tokenizer: Any, ids: Tensor) -> list[int]:
+def _find_common_tokens(method: Method, tokenizer: Any, texts: Encoded) -> list[int]:
     """Return the common tokens for scaling sinks: those of a list, or those that many texts of the first task have."""
     if method.config.common_tokens == "list":
         return sorted(common_tokens(tokenizer))
-    texts = torch.zeros(int(ids.max()) + 1, dtype=torch.long)
-    for row in ids:
-        texts[row.unique()] += 1
-    return cast("list[int]", (texts >= method.config.min_document_frequency * len(ids)).nonzero().flatten().tolist())
+    counts = torch.zeros(int(texts.input_ids.max()) + 1, dtype=torch.long)
+    for ids, mask in zip(texts.input_ids, texts.attention_mask, strict=True):
+        counts[ids[mask].unique()] += 1
+    least = ceil_share(method.config.min_document_frequency, len(texts))
+    return cast("list[int]", (counts >= least).nonzero().flatten().tolist())
 
 
 def _fingerprint(learner: Learner, method: Method) -> dict[str, Any]:
