@@ -22,7 +22,7 @@ from regard.errors import UserError, describe_error, warn_user
 MESSAGES, TOOLS = "messages", "tools"
 """The columns of conversations, and of the tools that a model may call in them."""
 _EXPECTED = "a list of messages, each with role and content"
-_MARKER = re.compile(r"(?<!<)<[|｜]?[\w▁]+[|｜]?>(?!>)")  # Llama 2 writes <<SYS>>, which is text
+_MARKER = re.compile(r"(?<!<)<[|｜]?[\w▁]+[|｜]?>")  # Llama 2 writes <<SYS>>, which is text
 _CALLS = ("tool_calls", "function_call")
 """Fields of a message that may have no content."""
 
