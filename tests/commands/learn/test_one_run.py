@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,6 +135,17 @@ def test_the_state_of_another_run_that_was_interrupted_is_told_of(tmp_path: Path
         learn(stream(), "replay", loaded(), resume=True, **given)
     learn(stream(), "replay", loaded(), resume=True, set="memory_size=3", on_progress=told.append, **given)
     assert [one.event.task_index for one in told if one.event.phase == TASK_END] == [2, 3]
+
+
+def test_a_state_that_a_finished_run_has_left_is_none_that_was_interrupted(tmp_path: Path) -> None:
+    """It was killed between the last line of its journal and the end of its states."""
+    given: dict[str, Any] = {**FIELDS, "num_probing_epochs": None, "diagnostic_samples": 0, "seeds": [1]}
+    given["work_dir"] = tmp_path
+    learn(stream(), "finetune", loaded(), **given)
+    (tmp_path / "states" / "finetune-1").mkdir(parents=True)
+    with warnings.catch_warnings(record=True) as told:
+        learn(stream(), "replay", loaded(), resume=True, **given)
+    assert not told
 
 
 def _with_other_words() -> Any:

@@ -1,7 +1,7 @@
 """What the runs of a comparison depend on."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,9 +85,9 @@ def hash_beyond(config: LearnConfig) -> dict[str, str]:
     return {path: hash_path(Path(path)) for path in [*texts, *map(str, find_task_files(config.evaluated))]}
 
 
-def warn_of_interrupted(keys: Collection[str], states: Path) -> None:
-    """Warn of states of runs that were interrupted and have none of these keys, which are those asked for."""
-    others = {path.name for path in states.glob("*") if path.is_dir()} - set(keys)
+def warn_of_interrupted(keys: Collection[str], states: Path, finished: Container[str]) -> None:
+    """Warn of states of runs that have not finished and have none of these keys, which are those asked for."""
+    others = {path.name for path in states.glob("*") if path.is_dir() and path.name not in finished} - set(keys)
     if others:
         warn_user(
             f"resume: {', '.join(sorted(others))} was interrupted and is not gone on with: {', '.join(keys)} is asked "

@@ -184,7 +184,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
             identity.NEWER,
         )
         if work.resume and is_main_process():
-            identity.warn_of_interrupted([run.key for run in runs], work.folder / STATES)
+            identity.warn_of_interrupted([run.key for run in runs], work.folder / STATES, work.journal)
         results = {run.key: _journaled(run, work) for run in runs if run.key in work.journal}
         with _open_trackers(config, loaded, work_dir, resume=work.resume) as log:
             report_all = _add_log(on_progress, log) if config.trackers else on_progress
