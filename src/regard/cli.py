@@ -154,7 +154,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise
         size = re.search(r"tried to allocate (\d+) bytes", str(error))
         problem = f"{int(size[1]):,} bytes were asked for" if size else describe_error(error)[:300]
-        _print_error(f"{command}: out of memory: {problem}; ask for less at once, as by smaller numbers")
+        problem = f": {problem}" if problem else ""  # Python's own error says nothing
+        _print_error(f"{command}: out of memory{problem}; ask for less at once, as by smaller numbers")
         return _unless_in_job()
     except OSError as error:
         place = error.filename if _drop_output() else "standard output"

@@ -101,6 +101,10 @@ def test_too_little_memory_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("regard check: out of memory: ")
     assert "alloc_cpu" not in line
+    monkeypatch.setattr(cli.check, "run", lambda args: raise_error(MemoryError()))
+    assert cli.main(["check", "run"]) == 2
+    said = "regard check: out of memory; ask for less at once, as by smaller numbers\n"
+    assert capsys.readouterr().err == said
     monkeypatch.setattr(cli.check, "run", lambda args: raise_error(RuntimeError("a fault of our own")))
     with pytest.raises(RuntimeError, match="a fault of our own"):
         cli.main(["check", "run"])

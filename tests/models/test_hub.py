@@ -16,6 +16,7 @@ import regard
 from regard.data.hub import network_errors
 from regard.errors import UserError
 from regard.models import load
+from regard.models.model_files import find_model_folder, find_weight_files
 
 MODEL, SHARD = "model.safetensors", "model.safetensors-{}-of-00002.safetensors"
 
@@ -61,6 +62,17 @@ def test_shards_are_fetched_by_the_names_in_the_index(
     assert not (cache / "pytorch_model.bin").exists()
     assert loaded.keys() == expected.keys()
     assert all(torch.equal(loaded[name], expected[name]) for name in expected)
+
+
+def test_an_index_that_names_files_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended in a traceback of the path."""
+    (tmp_path / "config.json").write_text("{}")
+    shard = "/nowhere/part.safetensors"
+    (tmp_path / f"{MODEL}.index.json").write_text(json.dumps({"weight_map": {"weight": shard}}))
+    monkeypatch.setattr("regard.models.model_files.snapshot_download", lambda *_, **__: str(tmp_path))
+    folder = find_model_folder("owner/model")
+    with pytest.raises(UserError, match=r"part\.safetensors"):
+        find_weight_files(folder, "owner/model")
 
 
 @pytest.mark.parametrize(

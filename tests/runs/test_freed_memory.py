@@ -24,6 +24,7 @@ def use():
 
 print(keep_freed_memory())
 library = ctypes.CDLL(None)
+library.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: no huge pages, of which a block takes but ten
 library.malloc.restype, library.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 use()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

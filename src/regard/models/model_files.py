@@ -159,7 +159,7 @@ def _fetched(name: str, *, code: bool, weights: bool) -> Path:
     folder = fetch_snapshot(name, _ALLOWED, allow_patterns=patterns, ignore_patterns=ignored)
     if weights and not (folder / _WEIGHTS).is_file() and (folder / _INDEX).is_file():
         missing = (file for file in _find_shards(folder) if file.suffix == ".safetensors" and not file.is_file())
-        shards = [file.relative_to(folder).as_posix() for file in missing]
+        shards = [file.relative_to(folder).as_posix() for file in missing if file.is_relative_to(folder)]
         if shards:  # of other names than those that Transformers gives, as model.safetensors-00001-of-00002.safetensors
             return fetch_snapshot(name, _ALLOWED, allow_patterns=shards)
     return folder
