@@ -1,5 +1,7 @@
 """Encoder–decoders: padding that no argument names, and parts whose other part cannot be observed."""
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +213,17 @@ def test_a_host_of_two_models_is_replaced_and_loaded(tmp_path: Path) -> None:
             expected = model(**other).logits
         torch.testing.assert_close(loaded(**other).logits, expected, atol=1e-6, rtol=1e-5)
         assert not torch.allclose(expected, model(**other).logits, atol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["copy", "pickle"])
+def test_a_replaced_model_that_has_run_is_copied(how: str) -> None:
+    """It holds a weak reference to the states of its encoder, which cannot be pickled."""
+    torch.manual_seed(0)
+    model = small_t5()
+    first, other = ({"input_ids": ids, "decoder_input_ids": ids} for ids in torch.randint(5, 60, (2, 1, 7)))
+    replaced = regard.replaced(model, regard.average_attention(model, [first], length=7))
+    with torch.no_grad():
+        expected = replaced(**other).logits
+        copied = copy.deepcopy(replaced) if how == "copy" else pickle.loads(pickle.dumps(replaced))  # noqa: S301 - ours
+        assert torch.equal(copied(**other).logits, expected)
+        assert torch.equal(replaced(**other).logits, expected)

@@ -105,6 +105,10 @@ class ForwardContext:
             is_told=isinstance(mask, Tensor) and mask.ndim == 2,
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy of a model takes along: not the states, which the copy was never passed."""
+        return {**vars(self), "encoder_states": None}
+
     def find_block_starts(self) -> Int[Tensor, "batch query"] | None:
         """Column at which the block of each token begins, of a mask of pairs that keeps blocks of real tokens apart.
 
@@ -211,9 +215,7 @@ class ForwardContext:
 
     def query_mask(self, count: int) -> Tensor | None:
         """Return the mask of this forward's `count` queries; None if none is padding."""
-        if self.token_mask is None:
-            return None
-        return self.token_mask[:, self.offset : self.offset + count]
+        return None if self.token_mask is None else self.token_mask[:, self.offset : self.offset + count]
 
     def need_query_mask(self, count: int, name: str) -> Tensor | None:
         """Return the same. UserError if the mask ends before the queries do."""
@@ -245,9 +247,7 @@ def segment_starts(segments: Int[Tensor, "batch query"]) -> Int[Tensor, "batch q
 
 def keeps_apart(call: AttentionCall, segments: Tensor) -> bool:
     """Return whether the host keeps packed sequences apart: no first token of one sees the last of another."""
-    if call.keep is None:
-        return False
-    return not bool(meet_anywhere(call.keep, segments))
+    return call.keep is not None and not bool(meet_anywhere(call.keep, segments))
 
 
 def packed_blocks(call: AttentionCall) -> Tensor | None:
