@@ -13,12 +13,13 @@ def main() -> int:
     try:
         from regard.cli import main as run
         from regard.runs.freed_memory import keep_freed_memory
+
+        keep_freed_memory()
     except KeyboardInterrupt:
         for number in numbers:  # a key that is held does not interrupt the end
             signal.signal(number, signal.SIG_IGN)
         print("regard: interrupted; nothing was written", file=sys.stderr)
         return 2
-    keep_freed_memory()
     return run()
 
 

@@ -84,6 +84,26 @@ def test_a_command_that_is_interrupted_before_it_begins(name: str, environment: 
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "regard: interrupted; nothing was written\n")
 
 
+def test_a_command_that_is_interrupted_as_it_tunes_its_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback."""
+    from regard import __main__
+    from regard.runs import freed_memory
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    monkeypatch.setattr(freed_memory, "keep_freed_memory", interrupt)
+    try:
+        assert __main__.main() == 2
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    assert capsys.readouterr() == ("", "regard: interrupted; nothing was written\n")
+
+
 def test_handlers_are_as_they_were(tmp_path: Path) -> None:
     from regard.cli import main
 
