@@ -98,6 +98,8 @@ def test_a_command_that_is_interrupted_as_it_tunes_its_memory(
     monkeypatch.setattr(freed_memory, "keep_freed_memory", interrupt)
     try:
         assert __main__.main() == 2
+    except KeyboardInterrupt:  # it would end the tests, not fail
+        pytest.fail("interrupted")
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
@@ -182,6 +184,8 @@ def test_a_command_that_has_ended_is_not_interrupted(
     try:
         assert cli.main() == 0
         signal.raise_signal(number)
+    except KeyboardInterrupt:  # it would end the tests, not fail
+        pytest.fail("interrupted")
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
