@@ -1,10 +1,13 @@
 """An output folder is written whole or not at all, and replaces nothing but what its own kind has written."""
 
 import json
+import resource
 import stat
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from regard.errors import UserError
 from regard.runs import integrity
@@ -163,3 +166,23 @@ def test_a_path_that_is_no_text_is_refused_ahead(tmp_path: Path) -> None:
     """Libraries that write tables raise on it, at the end of a run."""
     with pytest.raises(UserError, match=r"--out: expected a path in UTF-8, got '.*udcff'"):
         check_output_dir(tmp_path / "run\udcff", overwrite=False)
+
+
+def test_a_tokenizer_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    """Its package raises a bare Exception, which ended in a traceback."""
+    tokenizer, before = Tokenizer(WordLevel({"a": 0}, unk_token="a")), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with (
+            pytest.raises(UserError, match=r"cannot write .*run: File too large .*; nothing was written"),
+            atomic_folder(tmp_path / "run", overwrite=False, command="test") as path,
+        ):
+            tokenizer.save(str(path / "tokenizer.json"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+    with (
+        pytest.raises(Exception, match="a fault of our own"),
+        atomic_folder(tmp_path / "run", overwrite=False, command="test"),
+    ):
+        raise Exception("a fault of our own")

@@ -31,7 +31,10 @@ def readable_errors(target: object, *, option: str = "", note: str = "") -> Iter
     """Turn what the system raises while a target is written into one line for the user, which ends with a note."""
     try:
         yield
-    except (OSError, safetensors.SafetensorError) as error:
+    except Exception as error:
+        is_of_tokenizers = type(error) is Exception and "(os error " in str(error)
+        if not isinstance(error, (OSError, safetensors.SafetensorError)) and not is_of_tokenizers:
+            raise
         reason = getattr(error, "strerror", None) or describe_error(error)
         message = f"cannot write {target}: {reason}"
         raise UserError(f"{option}: {message}" if option else f"{message}; {note}" if note else message) from error
