@@ -67,6 +67,9 @@ def test_an_instance_counts_the_samples_of_one_block() -> None:
     refusal = r"statistics: expected a new FirstMass for each block, .* another block \(first_mass\)"
     with pytest.raises(UserError, match=refusal), watching(model, statistics):
         model(IDS)
+    new = FirstMass(2)
+    with watching(model, [new]), pytest.raises(UserError, match=refusal), watching(model, [new]):
+        model(IDS)
     with pytest.raises(UserError, match=refusal), watching(model, copy.deepcopy(statistics)):  # as `measure` makes one
         model(IDS)
     pd.testing.assert_frame_equal(watch.frame("first_mass"), before)
