@@ -1,7 +1,7 @@
 """What the runs of a comparison depend on."""
 
 import json
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from regard.data.stream import Stream
 from regard.data.tokenizers import tokenizer_hash
 from regard.errors import warn_user
 from regard.models.pretrained import Loaded
+from regard.runs.journal import Journal
 
 BEYOND = "beyond_stream"
 """Key in the metadata: the hashes of what is measured beyond the stream."""
@@ -85,7 +86,7 @@ def hash_beyond(config: LearnConfig) -> dict[str, str]:
     return {path: hash_path(Path(path)) for path in [*texts, *map(str, find_task_files(config.evaluated))]}
 
 
-def warn_of_interrupted(keys: Collection[str], states: Path, finished: Container[str]) -> None:
+def warn_of_interrupted(keys: Collection[str], states: Path, finished: Journal) -> None:
     """Warn of states of runs that have not finished and have none of these keys, which are those asked for."""
     others = {path.name for path in states.glob("*") if path.is_dir() and path.name not in finished} - set(keys)
     if others:
