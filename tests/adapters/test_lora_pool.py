@@ -342,6 +342,8 @@ def test_layers_that_read_more_than_tokens_are_refused() -> None:
     with pool.use_weights(torch.full((3, 2), 0.5)), torch.no_grad():
         assert found(torch.randint(30, (3, 5))).last_hidden_state.shape == (3, 5, 16)
     pool.remove()
+    within = ["attention.self.value_proj", "attention.output.dense", "intermediate.dense", "output.dense"]
+    assert target_layers(found, "all-linear", by_row=True) == [f"encoder.layer.0.{name}" for name in within]
     pool = LoraAdapterPool(found, r=2)
     assert len(pool.layers) == 2
     pool.reserve(2)
@@ -354,6 +356,29 @@ def test_a_model_without_queries_is_refused() -> None:
         UserError, match="target_modules: expected names, since no layer makes queries and values by name"
     ):
         LoraAdapterPool(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(UserError, match="target_modules: expected a model with linear layers, got none"):
+        LoraAdapterPool(nn.Sequential(nn.Embedding(2, 2)), target_modules="all-linear")
+
+
+def test_all_linear_layers_are_those_of_the_layers_without_the_head() -> None:
+    """Llama's seven a layer; BERT's six and that of its pooler, with the sum of what the adapters add by hand."""
+    parts = [*(f"self_attn.{name}_proj" for name in "qkvo"), *(f"mlp.{name}_proj" for name in ("gate", "up", "down"))]
+    every = [f"model.layers.{layer}.{part}" for layer in range(2) for part in parts]
+    assert target_layers(llama(), "all-linear") == every
+    found, weights = model("bert"), shares(2, 3)
+    pool = make_pool(found, 3, target_modules="all-linear", by_row=True)
+    assert len(pool.layers) == 2 * 6 + 1
+    with pool.use_weights(weights), torch.no_grad():
+        outputs = found(IDS)
+    for row, own in enumerate(weights):
+        plain = model("bert")
+        with torch.no_grad():
+            for name, blocks in zip(pool.layers, pool.adapters, strict=True):
+                added = sum(w * B @ A for w, A, B in zip(own, blocks.A, blocks.B, strict=True))
+                plain.get_submodule(name).weight.add_(4 / 2 * added)
+            expected = plain(IDS[row : row + 1])
+        torch.testing.assert_close(outputs.last_hidden_state[row : row + 1], expected.last_hidden_state)
+        torch.testing.assert_close(outputs.pooler_output[row : row + 1], expected.pooler_output)
 
 
 @pytest.mark.parametrize("block", [4, -1])

@@ -16,6 +16,9 @@ from regard.attention.quantized import is_quantized_linear, multiplies_by_its_we
 from regard.errors import UserError, check_int
 from regard.models.lora_targets import find_shared_layers, query_value_layers
 
+ALL_LINEAR = "all-linear"
+"""All linear layers, but for a language model's head."""
+
 
 class LoraAdapterPool(AdapterPool):
     """LoRA adapters in a model, in place: each adapted layer becomes a `MixedLayer`, and one `mixture` weights all.
@@ -23,7 +26,8 @@ class LoraAdapterPool(AdapterPool):
     The weights of the model are frozen. See `LoraAdapters` and `Mixture` for the other arguments.
 
     Args:
-        target_modules: "auto", or names of layers or their ends ("q_proj", "0.attention.self.query"), commas between.
+        target_modules: "auto" (queries and values), "all-linear" (but for a language model's head), or names of layers
+            or their ends ("q_proj", "0.attention.self.query"), commas between.
         by_row: Whether each row will have its own weights.
 
     Raises:
@@ -55,7 +59,7 @@ class LoraAdapterPool(AdapterPool):
                 raise UserError(f"r: expected at most {max_rank}, which {name} has, got {r}")
         super().__init__(model, Mixture(top_k=top_k))
         layouts = find_layouts(model, names)
-        if by_row and target_modules == "auto":
+        if by_row and target_modules in ("auto", ALL_LINEAR):
             names = [name for name in names if layouts.get(name) != "other"] or names
         self.rank, self.alpha, self.seed = r, lora_alpha, seed
         self.layers: dict[str, MixedLayer] = {}
@@ -119,15 +123,19 @@ def check_base_weight(name: str, layer: Any) -> None:
 def target_layers(model: nn.Module, targets: str | Sequence[str], *, by_row: bool = False) -> list[str]:
     """Return the full names of the targeted layers, in the order of the model.
 
-    With `by_row` "auto" leaves out those that read other things than rows, such as DeBERTa's relative positions.
+    With `by_row` "auto" and "all-linear" leave out those that read other things than rows, such as DeBERTa's relative
+    positions.
     """
     linear = [name for name, module in model.named_modules() if is_linear_layer(module)]
     types = list(dict.fromkeys(name.rsplit(".", 1)[-1] for name in linear))
     present = f"the model has {', '.join(types[:40]) or 'none'}"
-    if targets == "auto":
-        if layers := query_value_layers(model, linear):
+    if targets in ("auto", ALL_LINEAR):
+        layers = query_value_layers(model, linear) if targets == "auto" else _without_head(model, linear)
+        if layers:
             shared = _reading_positions(model, layers) if by_row else []
             return [name for name in layers if name not in shared]
+        if targets == ALL_LINEAR:
+            raise UserError("target_modules: expected a model with linear layers, got none")
         raise UserError(f"target_modules: expected names, since no layer makes queries and values by name; {present}")
     requested = [name.strip() for name in targets.split(",")] if isinstance(targets, str) else list(targets)
     if not requested:
@@ -136,6 +144,12 @@ def target_layers(model: nn.Module, targets: str | Sequence[str], *, by_row: boo
         if not any(_matches(name, target) for name in linear):
             raise UserError(f"target_modules: expected names of linear layers, got {target!r}; {present}")
     return [name for name in linear if any(_matches(name, target) for target in requested)]
+
+
+def _without_head(model: nn.Module, names: Sequence[str]) -> list[str]:
+    """Return the names of layers but for that which makes logits of a language model's words."""
+    output_embeddings = getattr(model, "get_output_embeddings", lambda: None)()
+    return [name for name in names if model.get_submodule(name) is not output_embeddings]
 
 
 def _check_only_tokens(model: nn.Module, names: Sequence[str]) -> None:

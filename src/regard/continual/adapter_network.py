@@ -29,7 +29,8 @@ class LoraConfig(method.MethodConfig):
 
     Args:
         lora_alpha: What an adapter adds is scaled by `lora_alpha / r`.
-        target_modules: Names of layers, separated by commas, or "auto" (queries and values).
+        target_modules: Names of layers, separated by commas, "auto" (queries and values), or "all-linear" (but for a
+            language model's head).
     """
 
     r: method.PositiveInt = 8

@@ -37,6 +37,7 @@ def chosen(method: str, **fields: Any) -> dict[str, Any] | None:
         ("sapt,joint", {}, 8, 32.0, ["query", "value"]),
         ("replay,gainlora,separate", {"set": ("r=2", "lora_alpha=4")}, 2, 4.0, ["query", "value"]),
         ("joint,sequential-lora", {"set": ("target_modules=key, dense",)}, 8, 32.0, ["key", "dense"]),
+        ("joint,sequential-lora", {"set": ("target_modules=all-linear",)}, 8, 32.0, ["query", "key", "value", "dense"]),
         ("joint", {"references": "lora"}, 8, 32.0, ["query", "value"]),
         ("finetune,separate", {"references": "lora"}, 8, 32.0, ["query", "value"]),
     ],

@@ -25,7 +25,7 @@ def choose_reference_lora(configs: Sequence[LearnConfig], model: nn.Module) -> d
     They have rank, α and layers of the first compared method with LoRA adapters, by default if there is one. Raises
     UserError if peft is missing, or the model has no such layers.
     """
-    from regard.adapters.lora_pool import target_layers
+    from regard.adapters.lora_pool import ALL_LINEAR, target_layers
     from regard.continual.adapter_network import LoraConfig
 
     first = configs[0]
@@ -40,8 +40,8 @@ def choose_reference_lora(configs: Sequence[LearnConfig], model: nn.Module) -> d
         raise UserError(f"references: expected {needed}, or references=model")
     settings = adapted[0] if adapted else LoraConfig()
     names = target_layers(model, settings.target_modules)
-    is_auto = settings.target_modules == "auto"
-    targets = [name.rsplit(".", 1)[-1] for name in names] if is_auto else settings.target_modules.split(",")
+    is_chosen = settings.target_modules in ("auto", ALL_LINEAR)
+    targets = [name.rsplit(".", 1)[-1] for name in names] if is_chosen else settings.target_modules.split(",")
     targets = list(dict.fromkeys(target.strip() for target in targets))
     return {"rank": settings.r, "alpha": settings.lora_alpha, "targets": targets}
 

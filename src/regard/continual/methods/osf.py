@@ -6,15 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import is_linear_layer, weight_shape
-from regard.adapters.lora_pool import target_layers
+from regard.adapters.lora import weight_shape
+from regard.adapters.lora_pool import ALL_LINEAR, target_layers
 from regard.continual import method
 from regard.continual.learner import Learner
 from regard.continual.network import Network
 from regard.errors import UserError
 from regard.models.classifier import Classifier
-
-ALL_LINEAR = "all-linear"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +113,7 @@ class OsfNetwork(Network):
         encoder = classifier.encoder
         if any("lora_" in name for name, _ in encoder.named_parameters()):
             raise UserError("lora: expected none with osf, which trains the model's own matrices")
-        names = _find_targets(encoder, config.target_modules)
+        names = target_layers(encoder, config.target_modules)
         encoder.requires_grad_(False)
         layers = []
         for name in names:
@@ -144,14 +142,3 @@ class Osf(method.Method):
         share = self.config.share(task, len(learner.stream))
         for layer in learner.network_as(OsfNetwork).layers:
             layer.decompose(round(share * len(layer.S)))
-
-
-def _find_targets(encoder: nn.Module, targets: str) -> list[str]:
-    if targets != ALL_LINEAR:
-        return target_layers(encoder, targets)
-    output_embeddings = getattr(encoder, "get_output_embeddings", lambda: None)()
-    linear_layers = (name for name, module in encoder.named_modules() if is_linear_layer(module))
-    names = [name for name in linear_layers if encoder.get_submodule(name) is not output_embeddings]
-    if not names:
-        raise UserError("target_modules: expected a model with linear layers, got none")
-    return names
