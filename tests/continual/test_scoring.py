@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from regard.continual import scoring
 from regard.continual.methods import METHODS
 from regard.continual.run import make_learner
-from regard.continual.scoring import score_task
+from regard.continual.scoring import score_task, score_training_rows
 from tests.continual.small_tasks import BUDGET, loaded, stream
 
 
@@ -52,6 +53,22 @@ def test_by_hand(split: Any, rows: int, learner: Any) -> None:
         assert found.n == rows
         assert found.right == {"til": tuple(own), "cil": tuple(seen)}
     assert 0 < sum(own) < rows
+
+
+def test_training_rows_are_scored_among_the_classes_of_their_task(
+    learner: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, over all rows and over those that are drawn; a class of another task, however likely, is no answer."""
+    labels = stream().tasks[1].train.labels
+    logits = torch.randn(3, len(labels), 7, generator=torch.Generator().manual_seed(2))
+    logits[..., 6] = 9.0
+    learner.network = Saying(logits)
+    right = [max(range(2, 5), key=lambda c: float(logits[1, row, c])) == label + 2 for row, label in enumerate(labels)]
+    assert 0 < sum(right) < len(labels) <= scoring.NUM_TRAINING_ROWS
+    assert score_training_rows(learner, 1) == pytest.approx(100 * sum(right) / len(labels))
+    monkeypatch.setattr(scoring, "NUM_TRAINING_ROWS", 5)
+    drawn = [right[item.row] for item in learner.sample_examples(1, "train", 5)]
+    assert score_training_rows(learner, 1) == pytest.approx(100 * sum(drawn) / 5)
 
 
 def test_all_right_and_all_wrong(learner: Any) -> None:

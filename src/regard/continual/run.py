@@ -19,8 +19,8 @@ from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner, Row, check_lengths, encode_stream
 from regard.continual.learnt_answers import compare_with_learnt
 from regard.continual.method import Method, check_iterable
-from regard.continual.run_state import LEARNT, ProgressEvent, RunState, restore_state, save
-from regard.continual.scoring import score_task
+from regard.continual.run_state import LEARNT, TRAINING, ProgressEvent, RunState, restore_state, save
+from regard.continual.scoring import score_task, score_training_rows
 from regard.continual.shares import ceil_share
 from regard.continual.text_learner import make_text_learner
 from regard.continual.training_phase import Batches, TrainingBudget, TrainingPhase, count_warmup_steps, train_only
@@ -358,6 +358,9 @@ def _evaluate_after(run: RunState, cost: TaskCost, diagnose: Diagnose | None) ->
         run.rows["matrix"] += [{**row, "after_task": task + 1} for row in previous_rows]
     tasks = [task] if scope == "own" else range(task + 1)
     cost.time("scoring_seconds", _add_scores, run, tasks, task + 1, run.method.incremental)
+    if scope != "end" and run.method.answers_as_trained and not run.learner.stream.text:
+        share = cost.time("scoring_seconds", score_training_rows, run.learner, task)
+        run.rows[TRAINING].append({"task": run.learner.stream.tasks[task].name, "score": share})
     cost.time("diagnostics_seconds", _add_diagnostics, run, diagnose, task + 1)
 
 

@@ -26,6 +26,8 @@ TABLES = ("matrix", "cost", "diagnostics", "gate", "general")
 """The tables that a run gives."""
 LEARNT = "learnt"
 """The rows beside them that say what was right just after a task was learnt (`learnt_answers`)."""
+TRAINING = "training"
+"""The rows beside them that say how many training rows were right just after their task was learnt."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class RunState:
     peak_memory: float = 0.0
     seconds_before: float = 0.0
     known_scores: dict[tuple[int, int, str], float] = field(default_factory=dict)
-    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*TABLES, LEARNT)})
+    rows: dict[str, list[Row]] = field(default_factory=lambda: {name: [] for name in (*TABLES, LEARNT, TRAINING)})
 
     @property
     def network(self) -> nn.Module:

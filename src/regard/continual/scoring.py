@@ -17,6 +17,8 @@ from regard.data.stream import Split, TextTask
 from regard.errors import UserError
 from regard.runs import distributed as processes
 
+NUM_TRAINING_ROWS = 64
+"""Training rows, at most, by which it is told whether a task was learnt."""
 NO_TASK = -1
 """The number of the task of rows that are of none in the stream."""
 
@@ -50,6 +52,17 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
     til, cil = _collect_rows(right, local_rows, len(encoded), learner.device)
     n = len(encoded)
     return Score(100 * sum(til) / n, 100 * sum(cil) / n, n, {"til": til, "cil": cil})
+
+
+def score_training_rows(learner: Learner, task: int) -> float:
+    """Return the per cent of some training rows of a task that are right among its classes, without dropout."""
+    items, right = learner.sample_examples(task, "train", NUM_TRAINING_ROWS), 0
+    with learner.evaluation_mode() as network, torch.no_grad():
+        for batch in learner.batches_by_length(items):
+            logits = network(batch).float()
+            classes = learner.task_classes[task].to(logits.device)
+            right += int((logits.masked_fill(~classes, -torch.inf).argmax(-1) == batch["labels"]).sum())
+    return 100 * right / len(items)
 
 
 def compute_logits(learner: Learner, task: int, split: Split, rows: Sequence[int]) -> Tensor:

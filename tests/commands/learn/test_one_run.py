@@ -18,6 +18,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from regard.adapters.attention import SharedAttention
 from regard.cli import main
+from regard.commands.learn import one_run
 from regard.commands.learn.config import LearnConfig
 from regard.commands.learn.encoder_diagnostics import make_diagnostics
 from regard.commands.learn.result import COLUMNS, LearnResult
@@ -26,6 +27,7 @@ from regard.commands.learn.run import TASK_END, Progress, learn
 from regard.commands.learn.warnings import (
     find_unlearnt,
     majority_score,
+    write_fit_warnings,
     write_gate_warnings,
     write_score_warnings,
     write_training_warnings,
@@ -110,7 +112,7 @@ def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None
 def test_nothing_is_looked_at_where_nothing_is_diagnosed() -> None:
     found = learn(stream(), "sapt", loaded(), **{**SAPT, "diagnostic_samples": 0})
     assert found.gate.empty
-    assert found.metadata["runs"][0]["warnings"] == []
+    assert not any("gate" in text for text in found.metadata["runs"][0]["warnings"])
 
 
 @pytest.mark.exhaustive
@@ -330,6 +332,44 @@ def test_every_task_that_was_not_learnt_is_named() -> None:
     ]
     assert write_score_warnings(names, setting_rate(0.3)) == [f"{worse}epochs or another --set learning_rate"]
     assert write_score_warnings([]) == []
+
+
+def test_tasks_whose_training_rows_are_wrong_are_named() -> None:
+    """Below 75 %; not those that are named as not learnt."""
+    rows = [{"task": name, "score": score} for name, score in (("a", 74.9), ("b", 75.0), ("c", 12.0), ("d", 30.0))]
+    told = "training: less than 75 % of training rows are right just after their task: a (74.9 %), d (30.0 %). "
+    more = "More steps (--min-steps) may learn more"
+    assert write_fit_warnings(rows, ["c"], adapts_few=False) == [told + more]
+    assert write_fit_warnings(rows, ["c"], adapts_few=True) == [
+        f"{told}{more}, or adapters in more layers (--set target_modules=all-linear)"
+    ]
+    assert write_fit_warnings(rows[1:2], [], adapts_few=True) == []
+
+
+@pytest.mark.parametrize(
+    "method, settings, warns, adapts_few",
+    [
+        ("finetune", (), True, False),
+        ("sapt", (), True, True),
+        ("sapt", ("target_modules=all-linear",), True, False),
+        ("sapt", ("adapter_type=prompt", "num_virtual_tokens=2"), True, False),
+        ("merge-linear", (), False, False),
+    ],
+)
+@pytest.mark.every_value
+def test_a_run_names_tasks_whose_training_rows_are_wrong(
+    method: str, settings: tuple[str, ...], warns: bool, adapts_few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first and last, unless they are named as not learnt; of merged adapters the share would say nothing."""
+    monkeypatch.setattr(running, "score_training_rows", lambda _, task: (10.0, 90.0, 20.0)[task])
+    monkeypatch.setattr(one_run, "find_unlearnt", lambda *_: [])
+    given = {**FIELDS, "seeds": [1], "diagnostic_samples": 0, "save_models": False, "set": settings}
+    (run,) = learn(stream(), method, loaded(), **given).metadata["runs"]
+    told = [text for text in run["warnings"] if text.startswith("training: less than")]
+    first, _, last = run["tasks"]
+    assert len(told) == warns
+    assert all(f": {first} (10.0 %), {last} (20.0 %). " in text for text in told)
+    assert all(("target_modules" in text) is adapts_few for text in told)
 
 
 def test_tasks_that_training_made_worse_are_named() -> None:

@@ -13,6 +13,7 @@ from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS, describe_length
 from regard.commands.learn.references import LORA, describe_references
 from regard.commands.learn.warnings import (
     find_unlearnt,
+    write_fit_warnings,
     write_gate_warnings,
     write_score_warnings,
     write_training_warnings,
@@ -25,7 +26,7 @@ from regard.continual.method import Method
 from regard.continual.models import INDEX, TaskDeltas
 from regard.continual.pseudo.quality import collect_rows
 from regard.continual.run import make_learner, run_stream
-from regard.continual.run_state import LEARNT, ProgressEvent
+from regard.continual.run_state import LEARNT, TRAINING, ProgressEvent
 from regard.continual.scoring import score_task
 from regard.continual.text_lengths import measure_truncation
 from regard.continual.training_phase import TrainingBudget
@@ -163,9 +164,16 @@ def run_method(
         "warnings": [
             *write_gate_warnings(gate, method),
             *write_score_warnings(not_learnt, method_rate),
+            *write_fit_warnings(rows[TRAINING], not_learnt, adapts_few=_adapts_few_layers(method)),
             *write_training_warnings(rows["matrix"], gate, {task.name: len(task.test) for task in stream.tasks}),
         ],
     }
+
+
+def _adapts_few_layers(method: Method) -> bool:
+    """Return whether a method trains low-rank adapters of queries and values alone."""
+    config: Any = method.config
+    return getattr(config, "target_modules", "") == "auto" and getattr(config, "adapter_type", "lora") == "lora"
 
 
 def _tell_beginning(run: Run, lengths: Row, tell: Callable[[ProgressEvent], None]) -> None:

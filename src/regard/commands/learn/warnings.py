@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from regard.continual.gate import find_closed_gates
@@ -13,6 +13,8 @@ from regard.data.stream import ClassificationTask, Stream, TextTask
 
 SHARED_WEIGHT = 0.5
 """Mean weight of the tasks' own adapters below which a run warns."""
+FITTED_SCORE = 75.0
+"""Per cent of its training rows that are right after a task, below which a run warns."""
 _SUGGEST_OTHER_QUERY = (
     "the model's states tell its texts from others' too little; other layers with --set query_layers=N"
 )
@@ -63,6 +65,23 @@ def write_score_warnings(tasks: Sequence[str], rate: MethodLearningRate | None =
         hint = f"more epochs or another {rate.option.rstrip(' =')}"
     problem = "no better than the most frequent label, or 0, right after training"
     return [f"scores: {problem}: {', '.join(tasks)}. Try {hint}"]
+
+
+def write_fit_warnings(training: Sequence[Row], not_learnt: Collection[str], *, adapts_few: bool) -> list[str]:
+    """Warn about tasks with many training rows wrong just after them.
+
+    `not_learnt`: tasks that another warning names; `adapts_few`: whether only some layers have adapters.
+    """
+    poor = [
+        f"{row['task']} ({row['score']:.1f} %)"
+        for row in training
+        if row["score"] < FITTED_SCORE and row["task"] not in not_learnt
+    ]
+    if not poor:
+        return []
+    problem = f"less than {FITTED_SCORE:.0f} % of training rows are right just after their task"
+    hint = ", or adapters in more layers (--set target_modules=all-linear)" if adapts_few else ""
+    return [f"training: {problem}: {', '.join(poor)}. More steps (--min-steps) may learn more{hint}"]
 
 
 def write_training_warnings(matrix: Sequence[Row], gate: Sequence[Row], num_rows: Mapping[str, int]) -> list[str]:

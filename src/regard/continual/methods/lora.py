@@ -194,6 +194,7 @@ class Slao(LoraMethod):
     """
 
     Network = SlaoNetwork
+    answers_as_trained = False
 
     def before_task(self, learner: Learner, task: int) -> None:
         super().before_task(learner, task)

@@ -170,6 +170,7 @@ class MbPA(memory.MemoryMethod):
     """
 
     allows_label_head = False
+    answers_as_trained = False
     Config = MbPAConfig
     Network = AdaptingNetwork
 

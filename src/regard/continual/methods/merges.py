@@ -105,6 +105,7 @@ class MergeLinear(LoraMethod):
     Config = MergeConfig
     Network = MergeNetwork
     restores_other_classes = True
+    answers_as_trained = False
 
     def after_task(self, learner: Learner, task: int) -> None:
         network = learner.network_as(MergeNetwork)
