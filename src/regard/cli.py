@@ -217,15 +217,15 @@ def _interruptible(*, restore: bool) -> Iterator[None]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, so that nothing is left half-done, and each only once.
 
     Signals within a second of one that has interrupted do nothing: a key that is held, or a terminal and a parent that
-    both send one, would else interrupt what the first has begun to save or to clear away. Nor do signals behind the
-    block, where the command has ended. Signals that are ignored, or that others handle, stay so. The handlers before
-    are put back if `restore`.
+    both send one, would else interrupt what the first has begun to save or to clear away. Signals that are ignored, or
+    that others handle, stay so. At the end the handlers before are put back if `restore`; else signals are ignored
+    from then on, for Python gives those that it handles their default, which kills, long before a process has ended.
     """
-    interrupted, has_ended = -math.inf, False
+    interrupted = -math.inf
 
     def interrupt(*_: object) -> None:
         nonlocal interrupted
-        if not has_ended and time.monotonic() - interrupted >= _ONE_PRESS:
+        if time.monotonic() - interrupted >= _ONE_PRESS:
             interrupted = time.monotonic()
             raise KeyboardInterrupt
 
@@ -237,6 +237,6 @@ def _interruptible(*, restore: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        has_ended = True
-        for number, handler in handlers.items() if restore else ():
-            signal.signal(number, handler)
+        interrupted = math.inf
+        for number, handler in handlers.items():
+            signal.signal(number, handler if restore else signal.SIG_IGN)

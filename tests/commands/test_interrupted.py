@@ -173,7 +173,10 @@ def test_a_key_that_is_held_interrupts_once(
 def test_a_command_that_has_ended_is_not_interrupted(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A page was written, and the command ended in a traceback."""
+    """A page was written, and the command ended in a traceback.
+
+    Signals are ignored, which holds to the end of the process: Python takes handlers away before.
+    """
     from regard import cli
     from regard.commands.compare import cli as compare
 
@@ -183,6 +186,7 @@ def test_a_command_that_has_ended_is_not_interrupted(
     monkeypatch.setattr("sys.argv", ["regard", "compare", "runs"])
     try:
         assert cli.main() == 0
+        assert signal.getsignal(number) == signal.SIG_IGN
         signal.raise_signal(number)
     except KeyboardInterrupt:  # it would end the tests, not fail
         pytest.fail("interrupted")
