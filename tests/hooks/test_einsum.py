@@ -183,6 +183,8 @@ def test_keys_are_told_from_queries_of_one_token_and_from_those_of_positions(way
     """Axes of one entry were not told from each other, nor those of a copy, and the latest product was that of keys."""
     model = Model(way, num_heads=HEADS)
     for rows, tokens in ((1, 1), (1, 12), (3, 12)):
+        if rows == 1 and way is behind_a_bias_by_products:
+            continue  # there nothing tells them from those of positions
         with watching(model, "key_norm") as watch:
             model(ids(rows, tokens))
         for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
@@ -272,3 +274,45 @@ def test_letters(equation: str, shapes: tuple[tuple[int, ...], ...], letters: tu
     if letters is not None:
         named = f"{letters[0]},{letters[1]}->{letters[2]}"
         torch.testing.assert_close(torch.einsum(named, *operands), torch.einsum(equation, *operands))
+
+
+def before_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    positions = torch.zeros(1, HEADS, *q.shape[2:])
+    return ((q @ positions.mT + q @ k.mT) * SCALE).softmax(-1) @ v
+
+
+def of_two_queries(attention: Attention, x: Tensor) -> Tensor:
+    """As in Transformer-XL where nothing is said of positions: biases of queries, whose keys are the same."""
+    q, k, v = attention.split(x)
+    return (((q + 0.5) @ k.mT + (q - 0.25) @ k.mT) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("way", [behind_a_bias_by_products, before_a_bias_by_products])
+@torch.no_grad()
+def test_keys_that_may_be_those_of_positions_are_refused_where_they_are_asked_for(way: Way) -> None:
+    """In one row both have as many entries: norms were those of positions where these come first."""
+    model = Model(way, num_heads=HEADS)
+    line = (
+        "cannot tell keys from positions: .*; leave out key_norm, or pass two rows or more, with positions of one row"
+    )
+    with pytest.raises(UserError, match=line), watching(model, ["key_norm", "entropy"]):
+        model(ids(1, 12))
+    with watching(model, ["entropy"]) as watch:
+        model(ids(1, 12))
+    assert watch.frame("entropy")["value"].notna().all()
+    with watching(model, "key_norm") as watch:
+        model(ids(2, 12))
+    assert watch.samples
+
+
+@torch.no_grad()
+def test_products_of_the_same_keys_are_no_rivals() -> None:
+    model = Model(of_two_queries, num_heads=HEADS)
+    with watching(model, "key_norm") as watch:
+        model(ids(1, 12))
+    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+        frame = watch.frame("key_norm", layer=layer)
+        frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+        norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
+        torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)

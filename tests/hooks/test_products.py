@@ -40,7 +40,7 @@ def by_baddbmm(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, T
 
 def by_einsum(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = (part.permute(2, 0, 1, 3) for part in (q, k, v))
-    positions = torch.einsum("jbnd,ibnd->bnij", k, torch.ones_like(q))
+    positions = torch.einsum("jbnd,ind->bnij", k, torch.ones_like(q[:, 0]))
     scores = torch.einsum("ibnd,jbnd->bnij", q, k) * q.shape[-1] ** -0.5 + 0.1 * positions
     weights = torch.nn.functional.softmax(scores + mask, dim=3)
     return weights, torch.einsum("jbnd,bnij->ibnd", v, weights).permute(1, 2, 0, 3)

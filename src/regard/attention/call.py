@@ -148,6 +148,7 @@ class AttentionCall:
         key_positions: The same of keys, for `first_mass` and `distance`. None: no padding stands between tokens.
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
+        keys_are_told: False where `key` may be that of positions: scores are a sum of products with either.
     """
 
     query: Float[Tensor, "batch head query width"]
@@ -168,6 +169,7 @@ class AttentionCall:
     dropout: float = 0.0
     constant: ConstantHeadsInput | None = None
     operation: Operation | None = None
+    keys_are_told: bool = True
 
     @property
     def num_key_value_groups(self) -> int:

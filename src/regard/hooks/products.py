@@ -15,7 +15,7 @@ from regard.hooks.data_flow import writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
-from regard.hooks.two_operands import Product, Step, rank
+from regard.hooks.two_operands import Product, Step, has_rival, rank
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -42,6 +42,7 @@ class _Softmax:
 
     Attributes:
         names: The tensors that they are, or were made of without a change.
+        keys_are_told: Whether the scores are known to be those of these keys.
         versions: Of these and the scores, how often each has been written to, as far as PyTorch counts it.
         dropout: The probability that they have been dropped with.
         random_state: That of the CPU before they were dropped, so that the same are dropped again.
@@ -53,6 +54,7 @@ class _Softmax:
     key: Tensor
     scores: Tensor
     names: list[Tensor] = field(default_factory=list)
+    keys_are_told: bool = True
     versions: dict[int, int | None] = field(default_factory=dict)
     dropout: float = 0.0
     random_state: Tensor | None = None
@@ -198,13 +200,15 @@ class AttentionProducts:
         made = scores
         if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
-        operands = (one.read_scores(made, scores.shape) for one in rank(products, made) if is_last and scores.ndim == 4)
+        ranked = rank(products, made) if is_last and scores.ndim == 4 else []
+        operands = (one.read_scores(made, scores.shape) for one in ranked)
         query_and_key = next((pair for pair in operands if pair is not None), None)
         if query_and_key is None:
             raise cannot_observe(
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
-        self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights])
+        keys_are_told = not has_rival(ranked, made)
+        self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights], keys_are_told)
 
     def _multiply(
         self,
@@ -274,6 +278,7 @@ def _make_call(softmax: _Softmax, value: Tensor, highest: Tensor, hides_all: Ten
         keep=keep,
         bias=scores.to(dtype).masked_fill(~keep, 0.0),
         dropout=softmax.dropout,
+        keys_are_told=softmax.keys_are_told,
     )
 
 

@@ -43,6 +43,10 @@ def required_reductions(statistics: Sequence[Statistic]) -> list[str]:
     return sorted(needs.union(*(REDUCTIONS[name].requires for name in needs)))
 
 
+OF_KEYS = ("cosine_sum", "key_norm", "norm_sum")
+"""Reductions of the entries of keys."""
+
+
 class WantedReductions:
     """The reductions that statistics need.
 
@@ -62,10 +66,19 @@ class WantedReductions:
         num_first_keys = max((statistic.num_first_keys for statistic in statistics), default=1)
         self.request = ReductionRequest(names=frozenset(weights), num_first_keys=num_first_keys)
         of_call = (REDUCTIONS[name] for name in weights + self.vectors)
+        self._of_keys = [statistic.name for statistic in statistics if needs_any(statistic, OF_KEYS)]
         self.join_calls = not self.projection and all(reduction.joins_calls for reduction in of_call)
 
     def of_call(self, io: AttentionIO, reductions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return those of a call's weights, of which more may be known, and those of its vectors."""
+        """Return those of a call's weights, of which more may be known, and those of its vectors.
+
+        Raise a UserError for those of keys that may be those of positions.
+        """
+        if self._of_keys and not io.call.keys_are_told:
+            raise UserError(
+                "cannot tell keys from positions: scores are a sum of products with either, of as many entries; "
+                f"leave out {', '.join(self._of_keys)}, or pass two rows or more, with positions of one row"
+            )
         tensors = {name: reductions[name] for name in self.request.names}
         if "first_mass" in tensors:
             tensors["first_mass"] = tensors["first_mass"][..., : self.request.num_first_keys]

@@ -11,6 +11,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor
 
+from regard.attention.call import is_same_view
 from regard.hooks.einsum_letters import read_letters
 
 Axes = tuple[int, int]
@@ -190,12 +191,29 @@ class Product:
 def rank(products: Sequence[Product], scores: Tensor) -> list[Product]:
     """Return products, from the first to the last, in the order in which they are looked for as that of scores.
 
-    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples, or come later.
-    Those of which scores are not known to be made are last, the latest before the others.
+    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples. Those of which
+    scores are not known to be made are last, the latest before the others.
     """
     known = [product for product in products if product.made(scores)]
-    known.sort(key=lambda product: min((one.ndim, one.numel()) for one in (product.left, product.right)), reverse=True)
+    known.sort(key=_smaller_shape, reverse=True)
     return known + [product for product in reversed(products) if not product.made(scores)]
+
+
+def has_rival(products: Sequence[Product], scores: Tensor) -> bool:
+    """Return whether nothing tells which of ranked products is that of the keys: in one row, positions may be as many.
+
+    Products with the same tensor are of the same keys, with other queries.
+    """
+    first, *others = products or [None]
+    if first is None or not first.made(scores):
+        return False
+    rivals = (one for one in others if one.made(scores) and _smaller_shape(one) == _smaller_shape(first))
+    return any(not is_same_view(one.right, first.right) for one in rivals)
+
+
+def _smaller_shape(product: Product) -> tuple[int, int]:
+    """Return axes and entries of the smaller operand."""
+    return min((one.ndim, one.numel()) for one in (product.left, product.right))
 
 
 def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
