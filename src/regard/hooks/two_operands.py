@@ -204,11 +204,9 @@ def has_rival(products: Sequence[Product], scores: Tensor) -> bool:
 
     Products with the same tensor are of the same keys, with other queries.
     """
-    first, *others = products or [None]
-    if first is None or not first.made(scores):
-        return False
-    rivals = (one for one in others if one.made(scores) and _smaller_shape(one) == _smaller_shape(first))
-    return any(not is_same_view(one.right, first.right) for one in rivals)
+    known = [product for product in products if product.made(scores)]
+    rivals = (one for one in known[1:] if _smaller_shape(one) == _smaller_shape(known[0]))
+    return any(not is_same_view(one.right, known[0].right) for one in rivals)
 
 
 def _smaller_shape(product: Product) -> tuple[int, int]:
