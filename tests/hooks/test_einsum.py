@@ -306,9 +306,17 @@ def test_keys_that_may_be_those_of_positions_are_refused_where_they_are_asked_fo
     assert watch.samples
 
 
+def behind_positions_of_pairs(attention: Attention, x: Tensor) -> Tensor:
+    """As in BROS: positions are those of each pair of tokens, of as few queries."""
+    q, k, v = attention.split(x)
+    positions = torch.zeros(len(x), q.shape[2], *q.shape[2:])
+    return ((q @ k.mT + torch.einsum("bnid,bijd->bnij", q, positions)) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.parametrize("way", [of_two_queries, behind_positions_of_pairs])
 @torch.no_grad()
-def test_products_of_the_same_keys_are_no_rivals() -> None:
-    model = Model(of_two_queries, num_heads=HEADS)
+def test_products_of_the_same_keys_or_of_no_keys_are_no_rivals(way: Way) -> None:
+    model = Model(way, num_heads=HEADS)
     with watching(model, "key_norm") as watch:
         model(ids(1, 12))
     for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):

@@ -207,7 +207,7 @@ class AttentionProducts:
             raise cannot_observe(
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
-        keys_are_told = not has_rival(ranked, made)
+        keys_are_told = not has_rival(ranked, made, scores.shape)
         self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights], keys_are_told)
 
     def _multiply(

@@ -199,12 +199,12 @@ def rank(products: Sequence[Product], scores: Tensor) -> list[Product]:
     return known + [product for product in reversed(products) if not product.made(scores)]
 
 
-def has_rival(products: Sequence[Product], scores: Tensor) -> bool:
+def has_rival(products: Sequence[Product], scores: Tensor, shape: Sequence[int]) -> bool:
     """Return whether nothing tells which of ranked products is that of the keys: in one row, positions may be as many.
 
-    Products with the same tensor are of the same keys, with other queries.
+    Products with the same tensor are of the same keys, with other queries. `shape` is as `read_scores` takes it.
     """
-    known = [product for product in products if product.made(scores)]
+    known = [one for one in products if one.made(scores) and one.read_scores(scores, shape) is not None]
     rivals = (one for one in known[1:] if _smaller_shape(one) == _smaller_shape(known[0]))
     return any(not is_same_view(one.right, known[0].right) for one in rivals)
 
