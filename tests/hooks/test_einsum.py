@@ -324,3 +324,17 @@ def test_products_of_the_same_keys_or_of_no_keys_are_no_rivals(way: Way) -> None
         frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
         norms = block.k(x).unflatten(-1, (HEADS, -1)).norm(dim=-1).mean(0).T.double()
         torch.testing.assert_close(torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1), norms)
+
+
+@pytest.mark.parametrize("way", [behind_a_bias_by_products, of_two_queries])
+def test_sums_of_products_are_observed_inside_a_gradient_of_torch_func(way: Way) -> None:
+    """Its tensors have no memory of their own, by which keys could be told to be the same."""
+    model = Model(way, num_heads=HEADS)
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}
+    with watching(model, ["entropy"]) as watch:
+        torch.func.grad(lambda given: torch.func.functional_call(model, given, (ids(1, 12),)).sum())(weights)
+    assert watch.samples
+    with torch.no_grad(), watching(model, ["entropy"]) as plain:
+        model(ids(1, 12))
+    values, expected = (torch.tensor(one.frame("entropy")["value"].to_numpy()) for one in (watch, plain))
+    torch.testing.assert_close(values, expected)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import is_same_view
+from regard.attention.tracing import is_transformed
 from regard.hooks.einsum_letters import read_letters
 
 Axes = tuple[int, int]
@@ -206,7 +207,12 @@ def has_rival(products: Sequence[Product], scores: Tensor, shape: Sequence[int])
     """
     known = [one for one in products if one.made(scores) and one.read_scores(scores, shape) is not None]
     rivals = (one for one in known[1:] if _smaller_shape(one) == _smaller_shape(known[0]))
-    return any(not is_same_view(one.right, known[0].right) for one in rivals)
+    return any(not _is_same(one.right, known[0].right) for one in rivals)
+
+
+def _is_same(tensor: Tensor, other: Tensor) -> bool:
+    """Return whether tensors are one, or two views of the same; those of a transform of torch.func do not tell."""
+    return tensor is other or (not any(map(is_transformed, (tensor, other))) and is_same_view(tensor, other))
 
 
 def _smaller_shape(product: Product) -> tuple[int, int]:
