@@ -337,4 +337,4 @@ def test_sums_of_products_are_observed_inside_a_gradient_of_torch_func(way: Way)
     with torch.no_grad(), watching(model, ["entropy"]) as plain:
         model(ids(1, 12))
     values, expected = (torch.tensor(one.frame("entropy")["value"].to_numpy()) for one in (watch, plain))
-    torch.testing.assert_close(values, expected)
+    torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
