@@ -158,11 +158,28 @@ def exchanged_by_a_sum_over_heads(attention: Attention, x: Tensor) -> Tensor:
     return mixed.softmax(-1) @ v
 
 
-def behind_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
+def sum_of_products(attention: Attention, x: Tensor, *, positions_first: bool) -> Tensor:
     """As in Conformers: what is added is a product of queries and keys of positions, of as many axes."""
     q, k, v = attention.split(x)
+    keys = [k, torch.zeros(1, HEADS, *q.shape[2:])]
+    first, second = keys[::-1] if positions_first else keys
+    return ((q @ first.mT + q @ second.mT) * SCALE).softmax(-1) @ v
+
+
+def behind_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
+    return sum_of_products(attention, x, positions_first=False)
+
+
+def before_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
+    return sum_of_products(attention, x, positions_first=True)
+
+
+def before_a_bias_of_keys_named_first(attention: Attention, x: Tensor) -> Tensor:
+    """The queries are the second operand of both products."""
+    q, k, v = attention.split(x)
     positions = torch.zeros(1, HEADS, *q.shape[2:])
-    return ((q @ k.mT + q @ positions.mT) * SCALE).softmax(-1) @ v
+    scores = [torch.einsum("bhjd,bhid->bhij", keys, q) for keys in (positions, k)]
+    return ((scores[0] + scores[1]) * SCALE).softmax(-1) @ v
 
 
 def behind_a_bias_of_heads(attention: Attention, x: Tensor) -> Tensor:
@@ -276,19 +293,15 @@ def test_letters(equation: str, shapes: tuple[tuple[int, ...], ...], letters: tu
         torch.testing.assert_close(torch.einsum(named, *operands), torch.einsum(equation, *operands))
 
 
-def before_a_bias_by_products(attention: Attention, x: Tensor) -> Tensor:
-    q, k, v = attention.split(x)
-    positions = torch.zeros(1, HEADS, *q.shape[2:])
-    return ((q @ positions.mT + q @ k.mT) * SCALE).softmax(-1) @ v
-
-
 def of_two_queries(attention: Attention, x: Tensor) -> Tensor:
     """As in Transformer-XL where nothing is said of positions: biases of queries, whose keys are the same."""
     q, k, v = attention.split(x)
     return (((q + 0.5) @ k.mT + (q - 0.25) @ k.mT) * SCALE).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("way", [behind_a_bias_by_products, before_a_bias_by_products])
+@pytest.mark.parametrize(
+    "way", [behind_a_bias_by_products, before_a_bias_by_products, before_a_bias_of_keys_named_first]
+)
 @torch.no_grad()
 def test_keys_that_may_be_those_of_positions_are_refused_where_they_are_asked_for(way: Way) -> None:
     """In one row both have as many entries: norms were those of positions where these come first."""

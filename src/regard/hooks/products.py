@@ -15,7 +15,7 @@ from regard.hooks.data_flow import writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
-from regard.hooks.two_operands import Product, Step, has_rival, rank
+from regard.hooks.two_operands import Product, Step, find_factors
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
 """Functions that multiply queries and keys, or weights and values."""
@@ -200,15 +200,13 @@ class AttentionProducts:
         made = scores
         if is_last and weights.ndim == 3 and len(weights) % heads == 0:
             scores = scores.unflatten(0, (-1, heads))
-        ranked = rank(products, made) if is_last and scores.ndim == 4 else []
-        operands = (one.read_scores(made, scores.shape) for one in ranked)
-        query_and_key = next((pair for pair in operands if pair is not None), None)
-        if query_and_key is None:
+        factors = find_factors(products, made, scores.shape) if is_last and scores.ndim == 4 else None
+        if factors is None:
             raise cannot_observe(
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
-        keys_are_told = not has_rival(ranked, made, scores.shape)
-        self._softmax = _Softmax(module, *query_and_key, scores.to(weights.dtype), [weights], keys_are_told)
+        query, key, keys_are_told = factors
+        self._softmax = _Softmax(module, query, key, scores.to(weights.dtype), [weights], keys_are_told)
 
     def _multiply(
         self,

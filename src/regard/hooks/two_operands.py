@@ -189,30 +189,28 @@ class Product:
         return value, lambda tensor: (_join_heads(tensor) if len(own) == 3 else tensor).permute(order)
 
 
-def rank(products: Sequence[Product], scores: Tensor) -> list[Product]:
-    """Return products, from the first to the last, in the order in which they are looked for as that of scores.
+def find_factors(
+    products: Sequence[Product], scores: Tensor, shape: Sequence[int]
+) -> tuple[Tensor, Tensor, bool] | None:
+    """Return the queries and keys of scores, of products from the first to the last, and whether the keys are told.
 
-    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples. Those of which
-    scores are not known to be made are last, the latest before the others.
+    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples. In one row they
+    may be as many, and nothing tells them apart. Products of which scores are not known to be made are read if no other
+    can be, the latest before the others. `shape` is as `read_scores` takes it.
     """
-    known = [product for product in products if product.made(scores)]
-    known.sort(key=_smaller_shape, reverse=True)
-    return known + [product for product in reversed(products) if not product.made(scores)]
-
-
-def has_rival(products: Sequence[Product], scores: Tensor, shape: Sequence[int]) -> bool:
-    """Return whether nothing tells which of ranked products is that of the keys: in one row, positions may be as many.
-
-    Products with the same tensor are of the same keys, with other queries. `shape` is as `read_scores` takes it.
-    """
-    known = [one for one in products if one.made(scores) and one.read_scores(scores, shape) is not None]
-    rivals = (one for one in known[1:] if _smaller_shape(one) == _smaller_shape(known[0]))
-    return any(not _is_same(one.right, known[0].right) for one in rivals)
+    known = sorted((one for one in products if one.made(scores)), key=_smaller_shape, reverse=True)
+    read = [(one, pair) for one in known if (pair := one.read_scores(scores, shape)) is not None]
+    if not read:
+        pairs = (one.read_scores(scores, shape) for one in reversed(products) if not one.made(scores))
+        return next(((*pair, True) for pair in pairs if pair is not None), None)
+    (first, (query, key)), *others = read
+    rivals = (other for one, (_, other) in others if _smaller_shape(one) == _smaller_shape(first))
+    return query, key, all(_is_same(other, key) for other in rivals)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    """Return whether tensors are one, or two views of the same; those of a transform of torch.func do not tell."""
-    return tensor is other or (not any(map(is_transformed, (tensor, other))) and is_same_view(tensor, other))
+    """Return whether tensors are the same view; those of a transform of torch.func do not tell."""
+    return not any(map(is_transformed, (tensor, other))) and is_same_view(tensor, other)
 
 
 def _smaller_shape(product: Product) -> tuple[int, int]:
