@@ -60,6 +60,19 @@ def test_an_interrupted_run(
     assert os.listdir(tmp_path) == ["there"]
 
 
+@contextmanager
+def handlers_put_back() -> Iterator[None]:
+    """Put handlers of signals back, and let a test fail where it is interrupted, which would end all tests."""
+    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        pytest.fail("interrupted")
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
 # Is interrupted as the command line is imported.
 IMPORTING = """
 import runpy, signal, sys
@@ -94,15 +107,9 @@ def test_a_command_that_is_interrupted_as_it_tunes_its_memory(
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    before = {name: signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     monkeypatch.setattr(freed_memory, "keep_freed_memory", interrupt)
-    try:
+    with handlers_put_back():
         assert __main__.main() == 2
-    except KeyboardInterrupt:  # it would end the tests, not fail
-        pytest.fail("interrupted")
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
     assert capsys.readouterr() == ("", "regard: interrupted; nothing was written\n")
 
 
@@ -180,19 +187,15 @@ def test_a_command_that_has_ended_is_not_interrupted(
     from regard import cli
     from regard.commands.compare import cli as compare
 
-    before = {name: signal.signal(name, signal.SIG_DFL) for name in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(compare, "run", lambda _: None)
     monkeypatch.setattr("sys.argv", ["regard", "compare", "runs"])
-    try:
+    with handlers_put_back():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         assert cli.main() == 0
         assert signal.getsignal(number) == signal.SIG_IGN
         signal.raise_signal(number)
-    except KeyboardInterrupt:  # it would end the tests, not fail
-        pytest.fail("interrupted")
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
     assert capsys.readouterr() == ("", "")
 
 
