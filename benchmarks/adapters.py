@@ -32,8 +32,9 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import Figures, allocated, device, keep, parser, prepared, race, row
-from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
+from regard.adapters.lora import LoraAdapters, MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.mixture import Mixture
 from regard.adapters.shared import SharedAdapters
 
 ALPHA, TOP, WRITING = 32, 8, 16

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from benchmarks.timing import device, parser, prepared, race, row, show, write
-from regard.adapters.lora import AdapterWeights, MixedLayer, Mixture, _layer_weights
+from regard.adapters.lora import MixedLayer
+from regard.adapters.mixture import AdapterWeights, Mixture, _layer_weights
 
 GROUPS, ALPHA = 8, 8.0
 CASES = tuple(product((384, 1024), (4, 8), (16, 64, 128), (1, 8), (1, 8, 32, 128)))

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture
+from regard.adapters.lora import LoraAdapters, MixedLayer
+from regard.adapters.mixture import Mixture
 
 INPUTS, OUTPUTS, RANK, ALPHA = 7, 5, 2, 6.0
 

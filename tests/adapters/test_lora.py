@@ -5,26 +5,34 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.lora import LoraAdapters, MixedLayer, is_linear_layer, weight_shape
+from regard.adapters.mixture import Mixture
 from regard.errors import UserError
 from tests.adapters import reference
 from tests.adapters.mixed_models import ALPHA, INPUTS, OUTPUTS, RANK, drawn, filled, layer, run, weights_of
 
 
 def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
-    """Outputs, and gradients to the states, the weights and the parts of trained blocks, are those of the loop."""
+    """Outputs, and gradients to the states, the weights and the parts of trained blocks, are those of the loop.
+
+    Without gradients to the weights too: then layer and blocks may be one step of autograd.
+    """
     states = states.requires_grad_()
     options = {"top_k": made.mixture.top_k, "detach_old": made.adapters.detach_old}
     parts = [part for number in made.adapters.trained for part in (made.adapters.A[number], made.adapters.B[number])]
-    found = run(made, states, weights)
     expected = reference.mixed(made.adapters, states, made.base_layer(states), weights, **options)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
-    towards = drawn(*found.shape, seed=7)
-    wanted = [states, weights, *parts]
-    mine = torch.autograd.grad((found * towards).sum(), wanted, materialize_grads=True, allow_unused=True)
+    towards = drawn(*expected.shape, seed=7)
+    wanted = [states, *parts, weights]
     theirs = torch.autograd.grad((expected * towards).sum(), wanted, materialize_grads=True, allow_unused=True)
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    for given in (weights, weights.detach()):
+        found = run(made, states, given)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        of = wanted if given is weights else wanted[:-1]
+        mine = torch.autograd.grad((found * towards).sum(), of, materialize_grads=True, allow_unused=True)
+        for one, other in zip(mine, theirs, strict=False):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+    with torch.no_grad():
+        torch.testing.assert_close(run(made, states, weights), expected.detach(), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("detach_old", [False, True])

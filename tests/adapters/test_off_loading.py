@@ -64,11 +64,13 @@ def test_answers_and_losses_equal_those_of_the_base_in_memory(way: OffLoad, firs
 def test_training_the_adapters_equals_that_on_the_base_in_memory(way: OffLoad, first: str, tmp_path: Path) -> None:
     expected, actual = with_adapters(llama()), off_loaded(way, tmp_path, first=first)
     results = [adapters.fit_task("c", [batch()], epochs=3, learning_rate=0.1) for adapters in (expected, actual)]
-    assert results[0].losses == results[1].losses
+    # layers in memory are one step of autograd with their adapters, those that are fetched are several
+    assert results[0].losses == pytest.approx(results[1].losses, rel=1e-6)
     assert results[0].losses[-1] < results[0].losses[0]
     for index in range(3):
         pairs = zip(actual.pool.parameters_of(index), expected.pool.parameters_of(index), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.sample(2)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.adapters.lora import hold
+from regard.adapters.mixture import hold
 from regard.adapters.queries import StateReader
 from regard.attention.call import num_writes
 from regard.attention.tracing import is_traced

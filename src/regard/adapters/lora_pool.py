@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from regard.adapters.layouts import find_layouts
-from regard.adapters.lora import LoraAdapters, MixedLayer, Mixture, is_linear_layer, weight_shape
+from regard.adapters.lora import LoraAdapters, MixedLayer, is_linear_layer, weight_shape
+from regard.adapters.mixture import Mixture
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.pool import AdapterPool
 from regard.attention.quantized import is_quantized_linear, multiplies_by_its_weight

@@ -14,8 +14,9 @@ from regard.adapters.attention import ProjectionOrder, SharedAttention
 from regard.adapters.base_identity import BaseIdentity, KnownIdentities
 from regard.adapters.generation import default_mask
 from regard.adapters.head import written
-from regard.adapters.lora import MixedLayer, hold
+from regard.adapters.lora import MixedLayer
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.mixture import hold
 from regard.adapters.off_loading import bring_back, check_off_loading
 from regard.adapters.options import LEARNT, LORA, as_json, check_defaults, check_numbers
 from regard.adapters.prompt_pool import PromptAdapterPool

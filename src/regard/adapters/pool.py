@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.adapters.lora import LoraAdapters, Mixture
+from regard.adapters.lora import LoraAdapters
+from regard.adapters.mixture import Mixture
 from regard.adapters.off_loading import check_in_memory
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.adapters.recomputed import find_checkpointed, keep_weights, recomputing_with

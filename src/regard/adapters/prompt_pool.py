@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import Mixture, hold
+from regard.adapters.mixture import Mixture, hold
 from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError

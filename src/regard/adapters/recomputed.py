@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from regard.adapters.lora import Mixture, hold
+from regard.adapters.mixture import Mixture, hold
 from regard.errors import UserError
 
 Keep = Callable[[], Callable[[], AbstractContextManager[None]]]

@@ -14,7 +14,8 @@ from transformers import Cache, PreTrainedModel
 
 from regard.adapters.answers import KEPT, MARKS, answer_labels, are_told
 from regard.adapters.known_vectors import KnownVectors
-from regard.adapters.lora import MixedLayer, Mixture, hold, one_each
+from regard.adapters.lora import MixedLayer
+from regard.adapters.mixture import Mixture, hold, one_each
 from regard.adapters.queries import QueryReader, StateReader, find_reader
 from regard.adapters.recomputed import find_checkpointed, keep_weights, patch_checkpointing, restore_checkpointing
 from regard.adapters.routers import Router

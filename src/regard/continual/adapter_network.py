@@ -10,8 +10,8 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import hold
 from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.mixture import hold
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
 from regard.continual.learner import IGNORE_INDEX, Learner, longest_text

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import hold
+from regard.adapters.mixture import hold
 from regard.adapters.recomputed import find_checkpointed, recomputing_with
 from regard.continual.network import Network
 from regard.errors import UserError

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora import hold
 from regard.adapters.merging import merge_deltas
+from regard.adapters.mixture import hold
 from regard.continual import method
 from regard.continual.adapter_network import LoraConfig, PoolNetwork
 from regard.continual.learner import Learner

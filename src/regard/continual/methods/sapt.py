@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.adapters.attention import SharedAttention
 from regard.adapters.discriminant import DiscriminantRouter
-from regard.adapters.lora import hold
+from regard.adapters.mixture import hold
 from regard.adapters.prompt_pool import PromptAdapterPool, embedding_reader
 from regard.adapters.queries import StateReader
 from regard.adapters.reflection import Density, mean_weights, sample_rows

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from regard.adapters.lora import hold
+from regard.adapters.mixture import hold
 from regard.continual import memory, method
 from regard.continual.adapter_network import LoraConfig
 from regard.continual.learner import IGNORE_INDEX, Learner, row_losses
