@@ -1,0 +1,1 @@
+"""Which layers of a frozen model have adapters by default."""
