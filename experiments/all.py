@@ -59,6 +59,7 @@ def make_steps(data: str, text: str | None, work: Path) -> list[Step]:
         "routers": [("routing.candidates", CANDIDATES_HOURS)],
         "rates": [("rates.run", RATES_HOURS)],
         "steps": [("steps.run", sum_hours(RESULTS / "steps-runs.csv", "seconds"))],
+        "layers": [("layers.run", sum_hours(RESULTS / "layers-runs.csv", "cpu_seconds"))],
         "sides": [("sides.run", sum_hours(RESULTS / "sides-runs.csv", "cpu_seconds"))],
         "methods": [("methods.run", sum_hours(RESULTS / "methods-runs.csv", "cpu_seconds"))],
         "room": [("prescale.room", sum_hours(RESULTS / "room-runs.csv", "cpu_seconds"))],

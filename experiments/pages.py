@@ -1,15 +1,15 @@
 """Make the result pages, their CSV tables and figures, and docs/claims.md, from the tables in docs/results.
 
-    python -m experiments.pages [papa prescale sapt sinks routing routers rates steps sides methods room causes convert
-        margins] [--check] [--work DIR [--add] [--revision REV]] [--not-run "ROW;ROW"]
+    python -m experiments.pages [papa prescale sapt sinks routing routers rates steps layers sides methods room causes
+        convert margins] [--check] [--work DIR [--add] [--revision REV]] [--not-run "ROW;ROW"]
 
-Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, sides, methods, room,
-causes, convert and margins, which are of no paper. With --work the stored tables of one of them (prescale, sapt,
-routing, routers, rates, steps, sides, methods, room, convert or margins) are first made anew from the runs in DIR; with
---add, which routing has, the runs in DIR join the stored ones, and take the place of those of the same seed. A row of a
-page's first table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"): its record
-keeps that it was left out, and the page says so. With --check nothing is written; the exit code is 1 if a page or a
-table is out of date.
+Without names all are made: the four papers, docs/claims.md, and routing, routers, rates, steps, layers, sides, methods,
+room, causes, convert and margins, which are of no paper. With --work the stored tables of one of them (prescale, sapt,
+routing, routers, rates, steps, layers, sides, methods, room, convert or margins) are first made anew from the runs in
+DIR; with --add, which routing has, the runs in DIR join the stored ones, and take the place of those of the same seed.
+A row of a page's first table that has no run is an error, unless --not-run names it (of prescale as "ROW on STREAM"):
+its record keeps that it was left out, and the page says so. With --check nothing is written; the exit code is 1 if a
+page or a table is out of date.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from experiments.common.figures import save_figures
 from experiments.common.papers import Paper, claims_page
 from experiments.common.parts import FIGURES, RESULTS, Page
 from experiments.convert.page import PAPER as CONVERT
+from experiments.layers.page import PAPER as LAYERS
 from experiments.margins.page import PAPER as MARGINS
 from experiments.methods.page import PAPER as METHODS
 from experiments.papa.page import PAPER as PAPA
@@ -41,7 +42,7 @@ from regard.errors import UserError
 from regard.runs.output_dir import write_file
 
 PAPERS: dict[str, Paper] = {paper.name: paper for paper in (PAPA, PRESCALE, SAPT, SINKS)}
-OTHERS = (ROUTING, ROUTERS, RATES, STEPS, SIDES, METHODS, ROOM, CAUSES, CONVERT, MARGINS)
+OTHERS = (ROUTING, ROUTERS, RATES, STEPS, LAYERS, SIDES, METHODS, ROOM, CAUSES, CONVERT, MARGINS)
 ALL: dict[str, Paper] = {**PAPERS, **{paper.name: paper for paper in OTHERS}}
 DOCS = Path("docs")
 

@@ -7,8 +7,8 @@ tell the script of a character from the rest of its Unicode name, five tasks of 
 whose labels are words that the model does not know. MiniLM, defaults otherwise but 32 tokens a text and no diagnostics.
 Finished runs are kept in `--work` and not made again; all take two hours on one core.
 
-Rule, fixed before the runs: all linear layers take the place of queries and values, for `sapt` and `replay-lora`, with a
-rank whose means over both methods and all seeds are, against those of queries and values: AP among the classes of all
+Rule, fixed before the runs: all linear layers take the place of queries and values, for `sapt` and `replay-lora`, with
+a rank whose means over both methods and all seeds are, against those of queries and values: AP among the classes of all
 tasks (CIL) at least 2 points above, in the mean over streams; AP CIL and AP with the task known (TIL) at most 1 point
 below on each stream; CPU time at most 1.25 times, in the geometric mean over streams. If both ranks pass, the lower one
 unless the other has 2 points more of AP CIL.
