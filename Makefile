@@ -56,7 +56,7 @@ check: lint test
 
 bench: .venv/.benching
 	@set -e; for name in attention_function long_sequences whole_model statistics_cost result_table gpu_kernels constant_attention \
-			structured_constants decoding cached_probe operators loss_layer attention_backend training_step attention_steps freed_memory learning adapters look; do \
+			structured_constants decoding cached_probe operators loss_layer attention_backend training_step attention_steps freed_memory learning adapters adapter_step look; do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 	@$(BIN)/python -m benchmarks.tables
 	@echo "== done. The figures are in docs/benchmarks.md"

@@ -16,6 +16,13 @@ GENERATION = """
 Generating 64 tokens with 16 adapters, by `SharedAdapters.generate`, which computes weights from the prompt (Regard),
 with fixed weights, with one adapter, and with one LoRA in PEFT; a Llama of 8 layers of width 512, 8 rows, rank 8.
 """
+STEPS = """
+`python -m benchmarks.adapter_step`: a step of training of an encoder of MiniLM's shape, 16 texts, forward and backward,
+with one trained adapter of rank 8 a layer and frozen earlier ones. A layer and its adapters are one step of autograd;
+they are several (`apart`) where something follows modules or functions: hooks, `torch.compile`, autocast, a router that
+is trained. `peft` has one LoRA in all cases, `base` none.
+"""
+STEPS_HEAD = ("layers", "tokens", "frozen", "Regard, ms", "apart ÷ Regard", "peft ÷ Regard", "Regard ÷ base")
 MEMORIES = ("regard", "top_k", "loop")
 GENERATION_HEAD = ("Regard, s", "Regard ÷ fixed", "Regard ÷ peft", "fixed ÷ peft", "one ÷ peft")
 GENERATION_RATIOS = (("routed", "regard"), ("routed", "peft"), ("regard", "peft"), ("one", "peft"))
@@ -58,6 +65,21 @@ def gathering(rows: Sequence[Row]) -> str:
         f"{excess[len(excess) // 2]:.2f} times as long as the faster of both in the median, {excess[-1]:.2f} at most."
     )
     return f"\n{wrap(text)}\n"
+
+
+def steps(rows: Sequence[Row]) -> str:
+    """Return the paragraph and the table on a step of training."""
+    lines = [
+        (
+            "all linear" if row["case"]["layers"] == "all-linear" else "queries, values",
+            *(row["case"][name] for name in ("tokens", "frozen")),
+            f"{_seconds(row, 'regard') * 1e3:.0f}",
+            *(f"{_ratio(row, name, 'regard'):.2f}" for name in ("apart", "peft")),
+            f"{_ratio(row, 'regard', 'base'):.2f}",
+        )
+        for row in rows
+    ]
+    return f"{STEPS}\n{markdown_table(STEPS_HEAD, lines)}\n"
 
 
 def _layer_cells(row: Row) -> tuple[Any, ...]:

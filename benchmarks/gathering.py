@@ -1,7 +1,7 @@
 """Whether a row's few blocks are better gathered or masked out of all, and what the pool chooses.
 
 A layer with `top_k` of many blocks, for eight rows of some tokens: with the weights of the other blocks set to 0, with
-the blocks of each row gathered, and as `Mixture.layer_weights` decides by `regard.adapters.lora.GATHERED`.
+the blocks of each row gathered, and as `Mixture.layer_weights` decides by `regard.adapters.mixture.GATHERED`.
 
     python -m benchmarks.gathering [--quick] [--threads N] [--out FILE]     about 4 minutes on one core
 """

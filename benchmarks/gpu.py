@@ -46,7 +46,8 @@ LIMITS = {
     "training_step": 210,
     "attention_steps": 60,
     "learning": 120,
-    "adapters": 150,
+    "adapters": 120,
+    "adapter_step": 30,
     "gathering": 60,
     "look": 60,
 }

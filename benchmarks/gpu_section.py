@@ -24,6 +24,7 @@ TITLES = {
     "attention_steps": "A training step with other attentions",
     "learning": "Learning a task",
     "adapters": "A pool of LoRA adapters",
+    "adapter_step": "A step of training of adapters",
     "gathering": "Gathering or masking adapters",
     "look": "A look at a text",
 }

@@ -421,6 +421,7 @@ def files() -> dict[Path, str]:
             training_section.backend(read_result("attention_backend")["rows"]),
             learning_section.section(read_result("learning")["rows"]),
             adapters_section.section(read_result("adapters")["rows"]),
+            adapters_section.steps(read_result("adapter_step")["rows"]),
             adapters_section.gathering(read_result("gathering")["rows"]),
         )
     )

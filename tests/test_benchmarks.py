@@ -31,6 +31,7 @@ from regard.attention.spec import ATTENTIONS
         pytest.param("operators", "sdpa", marks=pytest.mark.exhaustive),
         pytest.param("learning", "regard", marks=pytest.mark.exhaustive),
         pytest.param("adapters", "regard", marks=pytest.mark.exhaustive),
+        ("adapter_step", "regard"),
         ("gathering", "masked"),
         pytest.param("freed_memory", "default", marks=pytest.mark.exhaustive),
         pytest.param("look", "plain", marks=pytest.mark.exhaustive),

@@ -107,9 +107,10 @@ def test_other_kinds_of_layers_are_several_steps() -> None:
     assert not is_fused(layer(4, 3, base=Scaled(INPUTS, OUTPUTS)), states())
 
 
+@pytest.mark.parametrize("count", [4, 12])  # 22 rows of frozen matrices for 12 tokens are not joined
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_nothing_is_kept_without_gradients(context: Callable[[], Any]) -> None:
-    made, weights = layer(4, 3), weights_of(3, 4).detach()
+def test_nothing_is_kept_without_gradients(context: Callable[[], Any], count: int) -> None:
+    made, weights = layer(count, 3), weights_of(3, count).detach()
     expected = run(made, states(), weights)
     with context():
         found = run(made, drawn(3, 4, INPUTS), weights)
@@ -132,9 +133,9 @@ def test_states_in_another_order_in_memory() -> None:
 
 
 @pytest.mark.parametrize("base", [nn.Linear(INPUTS, OUTPUTS), nn.Linear(INPUTS, OUTPUTS, bias=False)])
-@pytest.mark.parametrize("trained", [(3,), (0, 2)])
-def test_gradients_of_gradients(base: nn.Linear, trained: tuple[int, ...]) -> None:
-    made, weights = layer(4, *trained, base=base), weights_of(3, 4).detach()
+@pytest.mark.parametrize("count, trained", [(4, (3,)), (4, (0, 2)), (12, (11,)), (1, (0,))])
+def test_gradients_of_gradients(base: nn.Linear, count: int, trained: tuple[int, ...]) -> None:
+    made, weights = layer(count, *trained, base=base), weights_of(3, count).detach()
     parts = [part for index in trained for part in (made.adapters.A[index], made.adapters.B[index])]
 
     def output(*given: Tensor) -> Tensor:

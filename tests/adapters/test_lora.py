@@ -48,6 +48,8 @@ def compare(made: MixedLayer, states: Tensor, weights: Tensor) -> None:
         (4, (), 4),
         (6, (2,), 3),  # reserved blocks behind the one that is trained
         (6, (4,), 3),  # the one that is trained is not in use
+        (12, (11,), 12),  # more than tokens
+        (12, (2, 11), 12),
     ],
 )
 def test_a_mix_is_the_sum_over_blocks(

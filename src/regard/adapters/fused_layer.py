@@ -2,9 +2,8 @@
 
     out = x Wᵀ + b + (x [Aₜ; A_f]ᵀ ⊙ w) [Bₜ; B_f]ᵀ
 
-One product has the trained and the frozen adapters, what they add goes into the layer's own output, and what they hand
-back into its gradient. Adapters in all layers of a model then take half of their time in a step of training
-(`benchmarks.adapters`).
+One product has the trained and the frozen adapters where these are few, what they add goes into the layer's own output,
+and what they hand back into its gradient (`benchmarks.adapter_step`).
 """
 
 from typing import Any
@@ -66,9 +65,12 @@ class FusedLayer(torch.autograd.Function):
         mix: Tensor,
     ) -> Tensor:
         rows = states.flatten(0, -2)
-        hidden = _hidden(rows, _stack(down, frozen_down), mix)
-        out = nn.functional.linear(rows, weight, bias).addmm_(hidden, _stack(up, frozen_up))
-        trained = hidden[:, : len(down)] if ctx.needs_input_grad[4] else None
+        out = nn.functional.linear(rows, weight, bias)
+        hidden = []
+        for downs, ups, weights in _make_parts(len(rows), down, up, frozen_down, frozen_up, mix):
+            hidden.append(_weigh(nn.functional.linear(rows, downs), weights))
+            out.addmm_(hidden[-1], ups)
+        trained = hidden[0][:, : len(down)] if ctx.needs_input_grad[4] else None
         ctx.save_for_backward(states, weight, down, up, frozen_down, frozen_up, mix, trained)
         return out.view(*states.shape[:-1], -1)
 
@@ -76,24 +78,42 @@ class FusedLayer(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
         states, weight, down, up, frozen_down, frozen_up, mix, trained = ctx.saved_tensors
         grad, rows, count = grads[0].flatten(0, -2), states.flatten(0, -2), len(down)
-        whole = _stack(down, frozen_down)
+        parts = _make_parts(len(rows), down, up, frozen_down, frozen_up, mix)
+        of_hidden = [_weigh(grad @ ups.T, weights) for _, ups, weights in parts]
+        of_states = None
+        if ctx.needs_input_grad[0]:
+            of_states = grad @ weight
+            for of_part, (downs, *_) in zip(of_hidden, parts, strict=True):
+                of_states = of_states.addmm_(of_part, downs)
+            of_states = of_states.view(states.shape)
         if torch.is_grad_enabled() and trained is not None:  # gradients of these gradients are asked for
-            trained = _hidden(rows, whole, mix)[:, :count]
-        of_hidden = _weigh(grad @ _stack(up, frozen_up).T, mix)
-        of_states = torch.addmm(grad @ weight, of_hidden, whole).view(states.shape) if ctx.needs_input_grad[0] else None
-        of_down = of_hidden[:, :count].T @ rows if ctx.needs_input_grad[3] else None
+            trained = _weigh(nn.functional.linear(rows, down), mix[..., :count])
+        of_down = of_hidden[0][:, :count].T @ rows if ctx.needs_input_grad[3] else None
         of_up = trained.T @ grad if trained is not None else None
         return of_states, None, None, of_down, of_up, None, None, None
 
 
-def _stack(trained: Tensor, frozen: Tensor | None) -> Tensor:
-    return trained if frozen is None else torch.cat([trained, frozen])
+def are_joined(frozen: int, tokens: int) -> bool:
+    """Return whether one product has so many rows of frozen matrices too: to copy them takes less than to read twice.
+
+    Those of frozen adapters are copied behind those of trained ones twice, forward and backward, 4 passes over them.
+    Apart, there are 3 passes more over what the layer reads and gives.
+    """
+    return 4 * frozen <= 3 * tokens
 
 
-def _hidden(rows: Tensor, down: Tensor, mix: Tensor) -> Tensor:
-    """Return the weighed hidden features of all tokens, (token, hidden)."""
-    return _weigh(nn.functional.linear(rows, down), mix)
+def _make_parts(
+    tokens: int, down: Tensor, up: Tensor, frozen_down: Tensor | None, frozen_up: Tensor | None, mix: Tensor
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return A, Bᵀ and weights of each product; the trained adapters come first in the first."""
+    if frozen_down is None or frozen_up is None:
+        return [(down, up, mix)]
+    if are_joined(len(frozen_down), tokens):
+        return [(torch.cat([down, frozen_down]), torch.cat([up, frozen_up]), mix)]
+    count = len(down)
+    return [(down, up, mix[..., :count]), (frozen_down, frozen_up, mix[..., count:])]
 
 
 def _weigh(hidden: Tensor, mix: Tensor) -> Tensor:
+    """Return hidden features (token, hidden) with the weights of their groups."""
     return (hidden.unflatten(0, (len(mix), -1)) * mix.to(hidden.dtype)).flatten(0, 1)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.fused_layer import FusedLayer, can_fuse
+from regard.adapters.fused_layer import FusedLayer, are_joined, can_fuse
 from regard.adapters.layouts import Layout
 from regard.adapters.mixture import AdapterWeights, Mixture
 from regard.adapters.off_loading import check_in_memory
@@ -109,7 +109,7 @@ class LoraAdapters(nn.Module):
         groups = 1 if weights.dim() == 1 else len(weights)
         inputs = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
         result = out.reshape(groups, -1, self.outputs)
-        if (whole := self._stack_all(mix)) is not None:
+        if (whole := self._join(mix, tokens)) is not None:
             return _add(inputs, result, *whole).reshape(out.shape)
         if mix.trained_weights is not None:
             result = _add(inputs, result, *self._stack_trained(mix.trained), mix.trained_weights)
@@ -140,10 +140,11 @@ class LoraAdapters(nn.Module):
             mixed = torch.cat([mixed, mix.frozen_weights], -1)
         return FusedLayer.apply(states, layer.weight, layer.bias, *self._stack_trained(mix.trained), *frozen, mixed)
 
-    def _stack_all(self, mix: AdapterWeights) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return A and Bᵀ of trained, then frozen adapters, and their weights, where one product may have all."""
-        has_both = mix.trained_weights is not None and mix.frozen_weights is not None
-        if not has_both or mix.gathered is not None or torch.is_grad_enabled():
+    def _join(self, mix: AdapterWeights, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return A, Bᵀ and weights of trained, then frozen adapters, where one product has all, as in `FusedLayer`."""
+        if mix.trained_weights is None or mix.frozen_weights is None or mix.gathered is not None:
+            return None
+        if torch.is_grad_enabled() or not are_joined(mix.frozen * self.rank, tokens):
             return None
         parts = zip(self._stack_trained(mix.trained), self._stack_frozen(mix.frozen), strict=True)
         down, up = (torch.cat(part) for part in parts)
