@@ -160,6 +160,21 @@ def test_a_setting_that_there_was_not_has_its_default(tmp_path: Path) -> None:
             run_over(stream(4), tmp_path / "other", after=folder)
 
 
+def test_a_setting_with_another_default_by_now_is_as_it_was(tmp_path: Path) -> None:
+    """As adapters of queries and values were, of rank 8; `joint_training` is typed as a word."""
+    before = {"target_modules": "auto", "r": 4, "joint_training": False}
+    typed = [f"{name}={str(value).lower()}" for name, value in before.items()]
+    chosen = [item for item in settings("sapt") if item.partition("=")[0] not in before]
+    folder = tmp_path / "part" / "run"
+    result = run_over(first(stream(4), 1), tmp_path / "part", method="sapt", seeds=[1], set=(*chosen, *typed))
+    result.metadata["config"]["set"] = chosen
+    result.save(folder, overwrite=True)
+    more = run_over(stream(4), tmp_path / "more", after=folder)
+    whole = run_over(stream(4), tmp_path / "whole", method="sapt", seeds=[1], set=(*chosen, *typed))
+    assert {name: more.metadata["runs"][0]["settings"][name] for name in before} == before
+    pd.testing.assert_frame_equal(scores(more)[NUMBERS[1:]], scores(whole)[NUMBERS[1:]])
+
+
 def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part", "ewc")
     with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):

@@ -97,22 +97,32 @@ class FinishedRun:
     def go_on(self, run: Run) -> Run:
         """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.
 
-        Raises UserError if the method has other settings than it had then, by another version or file. A setting that
-        there was not has its default.
+        Settings that have other defaults by now are as they were; one that there was not has its default. Raises
+        UserError if the method has another setting all the same, by its file or by what was given.
         """
         chosen, method = self.choices(run.config), run.config.make_method()
         config = replace(run.config, length=chosen["length"], head=chosen.get(HEAD) or "method")
         if method.own_learning_rate(config.budget()) is None:  # else it is one of the settings
             config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
-        now = json.loads(json.dumps(method.config.to_dict()))
-        defaults = json.loads(json.dumps(type(method.config)().to_dict()))
-        for name in {**now, **chosen["settings"]}.keys() - method.config.unread(now):
-            before, after = chosen["settings"].get(name, defaults.get(name)), now.get(name)
-            if before != after:
-                raise UserError(f"continue: {name} of {config.label} was {before} in {self.folder}, it is {after} now")
+        given = {parse_setting(item)[0] for item in config.set}
+        other = self._changed_settings(config, chosen["settings"])
+        if adopted := [f"{name}={_as_text(before)}" for name, before in other.items() if name not in given]:
+            config = replace(config, set=(*config.set, *adopted))
+        for name, before in self._changed_settings(config, chosen["settings"]).items():
+            after = getattr(config.make_method().config, name, None)
+            raise UserError(f"continue: {name} of {run.config.label} was {before} in {self.folder}, it is {after} now")
         fitted_tasks = len(self.record()[0]["tasks"]) if chosen["fitted"] else 0  # those of the first run
         changes = {"fitted_tasks": fitted_tasks, "lora": chosen.get(LORA), "search": chosen["search"]}
         return replace(run, config=config, earlier=self.earlier_tasks(config), **changes)
+
+    def _changed_settings(self, config: LearnConfig, before: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that a method reads and had otherwise, with the values that they had."""
+        method = config.make_method()
+        now = json.loads(json.dumps(method.config.to_dict()))
+        defaults = json.loads(json.dumps(type(method.config)().to_dict()))
+        had = {name: before.get(name, defaults.get(name)) for name in {**now, **before}}
+        unread = method.config.unread(now)
+        return {name: value for name, value in had.items() if name not in unread and value != now.get(name)}
 
     def choices(self, config: LearnConfig) -> Mapping[str, Any]:
         """Return what the run chose for the method and seed of a configuration. Raises UserError if it has no such run.
@@ -155,6 +165,11 @@ class FinishedRun:
         names = [task["name"] for task in metadata["stream"]["tasks"]]
         own = {"created": metadata["created"], "version": metadata["version"], "tasks": names, SEAL: metadata[SEAL]}
         return [*metadata.get(CONTINUED, []), own]
+
+
+def _as_text(value: Any) -> str:
+    """Return a setting's value as it is typed."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _without_unread(config: LearnConfig) -> LearnConfig:
