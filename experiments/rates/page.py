@@ -50,8 +50,9 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "## Means of `sapt` and `replay-lora` over both streams",
             means,
             f"AP in per cent. `stdlib-split` and {TASKS} tasks of `mixed` ([routing.md](routing.md)), MiniLM, seed "
-            f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text. One seed and one small encoder: "
-            "larger models and longer training may want lower rates; `--search-learning-rates` finds them.",
+            f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text and adapters of queries and values. "
+            "One seed and one small encoder: larger models and longer training may want lower rates; "
+            "`--search-learning-rates` finds them.",
         ],
         (runs, means),
         (),

@@ -3,8 +3,8 @@
     python -m experiments.rates.run --data DIR [--heads linear,labels] [--work DIR]
 
 `stdlib-split` and the first six tasks of `mixed` (`experiments.routing.streams`), MiniLM, defaults otherwise (three
-epochs) but 48 tokens a text, no diagnostics. Finished runs are kept in `--work` and not made
-again; all take an hour on one core.
+epochs) but 48 tokens a text, adapters of queries and values, no diagnostics. Finished runs are kept in `--work` and not
+made again; all take an hour on one core.
 """
 
 from argparse import Namespace
@@ -43,6 +43,7 @@ def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dic
         "diagnostic_samples": 0,
         "save_models": False,
         "seeds": [SEED],
+        "set": ["target_modules=auto"],
     }
     result = regard.learn(
         read_tasks(stream, data), method, model="minilm", learning_rate=rate, length=LENGTH, **options

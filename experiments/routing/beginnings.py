@@ -58,7 +58,7 @@ def make_record(
     stream: str, seed: int, tasks: Stream, loaded: Loaded, budget: TrainingBudget = BUDGET
 ) -> dict[str, Any]:
     """Run the stream and return the content of its file."""
-    method = Recorded(SaptConfig(init_candidates=0))
+    method = Recorded(SaptConfig(init_candidates=0, target_modules="auto"))
     head: HeadName | None = "labels" if method.head == "linear" else None
     run_stream(make_learner(tasks, method, loaded, budget, seed=seed, head=head), method)
     return {"stream": stream, "seed": seed, "tasks": describe_stream(tasks), "losses": method.lines, **origin()}

@@ -59,6 +59,7 @@ def make_run(side: str, method: str, seed: int, data: str, loaded: Loaded) -> di
         references="lora",
         save_models=False,
         seeds=[seed],
+        set=["target_modules=auto"] if method == METHODS[1] else [],  # as the adapters of the reference
         **SETTINGS,
     )
     (run,) = result.metadata["runs"]

@@ -3,8 +3,8 @@
     python -m experiments.steps.run --data DIR [--rows 40,120] [--methods sapt,replay-lora] [--work DIR]
 
 The first six tasks of `mixed` (`experiments.routing.streams`) with 40 and with 120 training rows a task, MiniLM,
-defaults otherwise but 32 tokens a text and no diagnostics. Three epochs of them are 9 and 24 steps. Finished runs are
-kept in `--work` and not made again; all take half an hour on one core.
+defaults otherwise but 32 tokens a text, adapters of queries and values, no diagnostics. Three epochs of them are 9 and
+24 steps. Finished runs are kept in `--work` and not made again; all take half an hour on one core.
 
 Rule, fixed before the runs: the least number of steps of a task is the smallest of these whose mean AP among the
 classes of all tasks (CIL), over both methods and both numbers of rows, is within 3 points of the best of them.
@@ -41,6 +41,7 @@ def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
         diagnostic_samples=0,
         save_models=False,
         seeds=[SEED],
+        set=["target_modules=auto"],
     )
     cost = result.cost
     return {

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.lora_pool import LoraAdapterPool
+from regard.adapters.lora_pool import ALL_LINEAR, LoraAdapterPool
 from regard.adapters.mixture import hold
 from regard.adapters.prompt_pool import PromptAdapterPool, check_prompt_fits
 from regard.continual import method
@@ -41,6 +41,24 @@ class LoraConfig(method.MethodConfig):
         super().__post_init__()
         if not self.lora_alpha:
             raise UserError("lora_alpha: expected a number above 0, got 0, with which adapters add nothing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllLinearConfig(LoraConfig):
+    """Settings of low-rank adapters in all linear layers by default, which learn more (docs/layers.md).
+
+    Args:
+        r: Rank; 0 for 2 in all linear layers, which have then about the weights of rank 8 in queries and values of a
+            BERT, and for 8 in others.
+    """
+
+    r: method.NonNegativeInt = 0
+    target_modules: str = ALL_LINEAR
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.r and getattr(self, "adapter_type", "lora") == "lora":
+            object.__setattr__(self, "r", 2 if self.target_modules == ALL_LINEAR else LoraConfig.r)
 
 
 class FrozenModelNetwork(Network):

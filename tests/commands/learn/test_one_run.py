@@ -350,8 +350,8 @@ def test_tasks_whose_training_rows_are_wrong_are_named() -> None:
     "method, settings, warns, adapts_few",
     [
         ("finetune", (), True, False),
-        ("sapt", (), True, True),
-        ("sapt", ("target_modules=all-linear",), True, False),
+        ("sapt", (), True, False),
+        ("sapt", ("target_modules=auto",), True, True),
         ("sapt", ("adapter_type=prompt", "num_virtual_tokens=2"), True, False),
         ("merge-linear", (), False, False),
     ],

@@ -311,6 +311,27 @@ def test_who_keeps_a_rate_of_its_own_is_named(rates: dict[str, float], advice: s
     assert note.endswith(f"). {advice}")
 
 
+def test_methods_whose_adapters_are_in_other_layers_are_named() -> None:
+    own: dict[str, dict[str, Any]] = {
+        "sapt": {"target_modules": "all-linear", "r": 8},
+        "epi": {"target_modules": "auto", "r": 8},
+        "replay-lora": {"target_modules": "all-linear", "r": 8},
+        "o-lora": {"target_modules": "q_proj", "r": 4},
+        "osf": {"target_modules": "auto"},  # has no adapters
+        "sapt-paper": {"target_modules": "auto", "r": 2, "adapter_type": "prompt"},
+    }
+    runs = [
+        {"method": name, "seed": seed, "settings": of, "warnings": []} for name, of in own.items() for seed in (1, 2)
+    ]
+    (note,) = (note for note in write_warnings(TABLES, learned.record(runs=runs)) if "Layers" in note)
+    assert note == (
+        "Layers with adapters: all linear layers, rank 8 (sapt, replay-lora); queries and values, rank 8 (epi); "
+        "q_proj, rank 4 (o-lora). --set target_modules=auto, or all-linear, gives all the same."
+    )
+    alike = [run for run in runs if run["method"] in ("sapt", "replay-lora", "osf")]
+    assert not any("Layers" in note for note in write_warnings(TABLES, learned.record(runs=alike)))
+
+
 def test_every_method_and_task_that_was_not_learnt_is_named_once() -> None:
     names = [f"t{number}" for number in range(8)]
 

@@ -37,7 +37,7 @@ def test_it_trains_on_the_batches_of_replay(mixing: str) -> None:
 
 
 def test_one_block_is_all_that_is_trained_below_the_head() -> None:
-    ran, after = learnt("replay-lora", memory_size=5)
+    ran, after = learnt("replay-lora", memory_size=5, target_modules="auto")  # the layers of sequential-lora
     assert len(ran.learner.network_as(PoolNetwork).pool) == 1
     changed = moved(after[1], after[2]) - {"count"}
     assert of_block(changed, 0)
@@ -48,7 +48,7 @@ def test_one_block_is_all_that_is_trained_below_the_head() -> None:
 
 
 @pytest.mark.parametrize(
-    "said, told", [({"r": 0}, "r: "), ({"memory_size": 0}, "memory_size: "), ({"replay_mode": "none"}, "replay_mode: ")]
+    "said, told", [({"r": -1}, "r: "), ({"memory_size": 0}, "memory_size: "), ({"replay_mode": "none"}, "replay_mode: ")]
 )
 def test_settings_of_both_are_checked(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):

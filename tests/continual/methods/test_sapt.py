@@ -493,7 +493,7 @@ def test_only_the_adapters_that_the_router_finds_likeliest_are_tried(most: int, 
 
 
 def test_a_block_that_nothing_helps_begins_at_nothing() -> None:
-    learner, method = begun(router_warmup_steps=0, reflection="none")
+    learner, method = begun(router_warmup_steps=0, reflection="none", target_modules="auto")
     method.before_task(learner, 0)
     method.place_adapter(learner, 0)
     with torch.no_grad():

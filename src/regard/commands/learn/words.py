@@ -28,6 +28,7 @@ SCORE_NAMES = {
     **{"exact-match": "Exact match", "exact-match-unicode": "Exact match"},
     **{"rouge-l": "Rouge-L", "rouge-l-unicode": "Rouge-L"},
 }
+LAYERS = {"auto": "queries and values", "all-linear": "all linear layers"}
 MAX_WARNINGS = 4
 """Warnings of runs that a report repeats, at most."""
 
@@ -179,7 +180,7 @@ def write_warnings(tables: Tables, metadata: Mapping[str, Any]) -> list[str]:
     head = describe_head(runs, str(labels.section(metadata, "config").get("head")))
     choices = (lengths[:1].upper() + lengths[1:], describe_references(runs), head[:1].upper() + head[1:])
     notes += [f"{choice}." for choice in choices if choice]
-    notes += [*_write_rates(runs), *_write_unlearnt(runs)]
+    notes += [*_write_rates(runs), *_write_layers(runs), *_write_unlearnt(runs)]
     warnings = [
         f"{run['method']}, seed {run['seed']}: {text}"
         for run in runs
@@ -207,6 +208,22 @@ def _write_rates(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     if len({rate for (rate, _), keeps in used.items() if not keeps}) > 1:
         sentences.append(f"--learning-rate gives {'the others' if own else 'all'} the same.")
     return [" ".join(sentences)]
+
+
+def _write_layers(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the layers and ranks of methods whose adapters differ in them."""
+    methods: dict[tuple[str, int], list[str]] = {}
+    for run in runs:
+        settings = labels.section(run, "settings")
+        if {"target_modules", "r"} <= settings.keys() and settings.get("adapter_type", "lora") == "lora":
+            named = methods.setdefault((str(settings["target_modules"]), int(settings["r"])), [])
+            named.extend([str(run.get("method"))] if str(run.get("method")) not in named else [])
+    if len(methods) < 2:
+        return []
+    listed = [
+        f"{LAYERS.get(layers, layers)}, rank {rank} ({', '.join(names)})" for (layers, rank), names in methods.items()
+    ]
+    return [f"Layers with adapters: {'; '.join(listed)}. --set target_modules=auto, or all-linear, gives all the same."]
 
 
 def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:

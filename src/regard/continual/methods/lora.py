@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.adapters.lora_pool import LoraAdapterPool
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork, capture_layer_inputs
+from regard.continual.adapter_network import AllLinearConfig, LoraConfig, PoolNetwork, capture_layer_inputs
 from regard.continual.learner import Learner
 from regard.continual.method import Method
 from regard.continual.methods import replay
@@ -54,7 +54,7 @@ class SequentialLora(LoraMethod):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplayLoraConfig(replay.ReplayConfig, LoraConfig):
+class ReplayLoraConfig(replay.ReplayConfig, AllLinearConfig):
     """Settings of experience replay with a low-rank adapter."""
 
 

@@ -53,7 +53,7 @@ CONDITIONS: Mapping[str, tuple[RequiredSetting, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class SaptConfig(adapter_network.LoraConfig):
+class SaptConfig(adapter_network.AllLinearConfig):
     """Settings of SAPT, all of which docs/sapt-settings.md lists: those of its adapters, router, gate and reflection.
 
     Args:
@@ -141,6 +141,7 @@ class SaptPaperConfig(SaptConfig):
     (`detach_old`).
     """
 
+    target_modules: str = "auto"
     router: RouterName = "attention"
     query: QueryName = "embeddings"
     gate: Gate = "published"
