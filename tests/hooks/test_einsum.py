@@ -225,11 +225,14 @@ def turned(attention: Attention, x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_scores_that_are_turned_are_refused() -> None:
-    """Norms of queries were measured as those of keys."""
+def test_keys_of_scores_that_are_turned_are_refused() -> None:
+    """Norms of queries were measured as those of keys; the weights are those of the keys in any case."""
     model = Model(turned, num_heads=HEADS)
-    with pytest.raises(UserError, match="is not of one product of queries and keys"), watching(model, "key_norm"):
+    with pytest.raises(UserError, match="cannot tell which keys"), watching(model, "key_norm"):
         model(ids(3))
+    with watching(model, "column_mass") as watch:
+        model(ids(3))
+    assert_exact(watch, model)
 
 
 def with_normed_values(heads_first: bool) -> Way:
@@ -306,9 +309,7 @@ def of_two_queries(attention: Attention, x: Tensor) -> Tensor:
 def test_keys_that_may_be_those_of_positions_are_refused_where_they_are_asked_for(way: Way) -> None:
     """In one row both have as many entries: norms were those of positions where these come first."""
     model = Model(way, num_heads=HEADS)
-    line = (
-        "cannot tell keys from positions: .*; leave out key_norm, or pass two rows or more, with positions of one row"
-    )
+    line = "cannot tell which keys .*; leave out key_norm; keys are told from positions if two rows or more are passed"
     with pytest.raises(UserError, match=line), watching(model, ["key_norm", "entropy"]):
         model(ids(1, 12))
     with watching(model, ["entropy"]) as watch:

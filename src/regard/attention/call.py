@@ -148,7 +148,7 @@ class AttentionCall:
         key_positions: The same of keys, for `first_mass` and `distance`. None: no padding stands between tokens.
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
-        keys_are_told: False where `key` may be that of positions: scores are a sum of products with either.
+        keys_are_told: False where `key` may not be what made the scores, as in a sum of products with several.
     """
 
     query: Float[Tensor, "batch head query width"]

@@ -72,12 +72,13 @@ class WantedReductions:
     def of_call(self, io: AttentionIO, reductions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return those of a call's weights, of which more may be known, and those of its vectors.
 
-        Raise a UserError for those of keys that may be those of positions.
+        Raise a UserError for those of keys where nothing tells which keys made the scores.
         """
         if self._of_keys and not io.call.keys_are_told:
             raise UserError(
-                "cannot tell keys from positions: scores are a sum of products with either, of as many entries; "
-                f"leave out {', '.join(self._of_keys)}, or pass two rows or more, with positions of one row"
+                "cannot tell which keys made the scores: they are a sum of products with several, or change places "
+                f"behind their product; leave out {', '.join(self._of_keys)}; keys are told from positions if two rows "
+                "or more are passed, and positions of one row"
             )
         tensors = {name: reductions[name] for name in self.request.names}
         if "first_mass" in tensors:

@@ -25,11 +25,15 @@ EXCHANGING = (
     "transpose", "transpose_",
 )  # fmt: skip
 """Functions that may exchange them; `__get__` is that of `mT`."""
-COPYING = ("permute_copy", "rot90", "transpose_copy")
+COPYING = ("permute_copy", "transpose_copy")
 """Functions that may, and whose result is a copy, which does not show it."""
+MOVING = (
+    "flip", "fliplr", "flipud", "gather", "index_select", "msort", "roll", "rot90", "sort", "take", "take_along_dim",
+)  # fmt: skip
+"""Functions behind which entries may stand in other places of their axes; indices may, too."""
 PARTING = ("chunk", "split", "tensor_split", "unbind")
 """Functions that make several tensors of one, whose last axes stand as before."""
-CUTTING = (*PARTING, "__getitem__", "cat", "concat", "concatenate", "index_select", "narrow", "pad", "stack")
+CUTTING = (*PARTING, "__getitem__", "cat", "concat", "concatenate", "narrow", "pad", "stack")
 """Functions that make a tensor of more or fewer entries, whose last axes stand as before."""
 
 
@@ -53,7 +57,7 @@ class Step:
 
     def move(self, tensor: Tensor, axes: Axes | None, layout: Layout, part: Tensor) -> Axes | None:
         """Return where two axes of a tensor, of this layout before the call, stand in what was made; None: unknown."""
-        if axes is None or self.name in COPYING:
+        if axes is None or self.name in COPYING or self.moves_entries:
             return None
         if self.name not in EXCHANGING:
             return axes
@@ -69,6 +73,23 @@ class Step:
             return None
         rows, columns = (after.index(strides[axis]) - len(after) for axis in axes)
         return rows, columns
+
+    @property
+    def moves_entries(self) -> bool:
+        """Whether what it made may have its entries in other places of their axes."""
+        if self.name != "__getitem__":
+            return self.name in MOVING
+        index = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
+        return any(isinstance(one, (Tensor, list, range)) for one in index)
+
+    @property
+    def made(self) -> list[Tensor]:
+        """The tensors that it made of those that it read, if these are numbers; no indices."""
+        if isinstance(self.result, Tensor):
+            made = [self.result]
+        else:
+            made = list(self.result)[: 1 if self.name == "sort" else None] if self.name in (*PARTING, "sort") else []
+        return made if made and made[0].is_floating_point() else []
 
     def _operands(self) -> Iterator[Any]:
         for value in (*self.args, *self.kwargs.values()):
@@ -118,9 +139,8 @@ class Product:
 
     def follow(self, step: Step) -> None:
         """Note what a function has made of the output, or of what was made of it; no masks."""
-        result = step.result
-        made = [result] if isinstance(result, Tensor) else list(result) if step.name in PARTING else []
-        if not made or not made[0].is_floating_point() or (made[0].numel() != self.size and step.name not in CUTTING):
+        made = step.made
+        if not made or (made[0].numel() != self.size and step.name not in CUTTING and not step.moves_entries):
             return
         for before, axes, layout in reversed(self.results):
             tensor = before()
@@ -146,6 +166,28 @@ class Product:
         batch, heads, queries, keys = shape
         pair = self._read_factors(batch, heads, keys, queries)
         return None if pair is None else pair[::-1]
+
+    def read_any(self, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
+        """Return operands of the same shapes as queries and keys, whichever they are."""
+        batch, heads, queries, keys = shape
+        pair = self._read_factors(batch, heads, queries, keys)
+        if pair is None and (pair := self._read_factors(batch, heads, keys, queries)) is not None:
+            pair = pair[::-1]
+        return pair
+
+    def may_be_of_keys(self, batch: int) -> bool:
+        """Return whether both operands are of samples: one of positions has them once, or those of pairs of tokens."""
+        if self.letters is None:
+            axes = max(self.left.ndim, self.right.ndim)
+            return all(one.ndim == axes and (len(one) > 1 or batch == 1) for one in (self.left, self.right))
+        left, right, output = self.letters
+        operands = ((self.left, left), (self.right, right))
+        return all(
+            output[0] in letters
+            and (one.shape[letters.index(output[0])] > 1 or batch == 1)
+            and not {*output[-2:]} <= {*letters}
+            for one, letters in operands
+        )
 
     def _read_factors(self, batch: int, heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys of scores whose axes stand as in the product."""
@@ -194,18 +236,20 @@ def find_factors(
 ) -> tuple[Tensor, Tensor, bool] | None:
     """Return the queries and keys of scores, of products from the first to the last, and whether the keys are told.
 
-    Scores may be a sum of several: positions have fewer axes than keys, or are those of all samples. In one row they
-    may be as many, and nothing tells them apart. Products of which scores are not known to be made are read if no other
-    can be, the latest before the others. `shape` is as `read_scores` takes it.
+    Scores may be a sum of several. Positions are those of all samples, and so have fewer axes than keys, or one row. In
+    one row of samples they may be as many, and nothing tells them apart; in several, keys may have parts. Nor are they
+    told where the scores are not known to be made of a product, or only with entries in other places: then the latest
+    product that has their shape stands for it. `shape` is as `read_scores` takes it.
     """
     known = sorted((one for one in products if one.made(scores)), key=_smaller_shape, reverse=True)
     read = [(one, pair) for one in known if (pair := one.read_scores(scores, shape)) is not None]
     if not read:
-        pairs = (one.read_scores(scores, shape) for one in reversed(products) if not one.made(scores))
-        return next(((*pair, True) for pair in pairs if pair is not None), None)
+        pairs = (one.read_any(shape) for one in (*known, *reversed(products)))
+        return next(((*pair, False) for pair in pairs if pair is not None), None)
     (first, (query, key)), *others = read
-    rivals = (other for one, (_, other) in others if _smaller_shape(one) == _smaller_shape(first))
-    return query, key, all(_is_same(other, key) for other in rivals)
+    same = [(one, part) for one, (part, other) in others if _is_same(other, key)]
+    rest = [one for one in known if one is not first and not any(one is other for other, _ in same)]
+    return sum((part for _, part in same), query), key, not any(one.may_be_of_keys(shape[0]) for one in rest)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:

@@ -1,0 +1,147 @@
+"""Which keys made the scores that a module of nobody's library computes: refused where nothing tells it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.errors import UserError
+from regard.hooks import watching
+from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Way, assert_exact, ids
+
+SCALE = WIDTH**-0.5
+LINE = "cannot tell which keys made the scores: .*; leave out key_norm; "
+
+
+def order(tokens: int) -> Tensor:
+    return torch.randperm(tokens, generator=torch.Generator().manual_seed(5))
+
+
+def rolled(scores: Tensor) -> Tensor:
+    return scores.roll(1, -1)
+
+
+def reversed_(scores: Tensor) -> Tensor:
+    return scores.flip(-1)
+
+
+def turned(scores: Tensor) -> Tensor:
+    return scores.rot90(1, (-2, -1))
+
+
+def indexed(scores: Tensor) -> Tensor:
+    return scores[..., order(scores.shape[-1])]
+
+
+def indexed_by_a_list(scores: Tensor) -> Tensor:
+    return scores[:, :, :, order(scores.shape[-1]).tolist()]
+
+
+def selected(scores: Tensor) -> Tensor:
+    return scores.index_select(-1, order(scores.shape[-1]))
+
+
+def gathered(scores: Tensor) -> Tensor:
+    return scores.gather(-1, order(scores.shape[-1]).expand_as(scores))
+
+
+def taken(scores: Tensor) -> Tensor:
+    return scores.take_along_dim(order(scores.shape[-1]).expand_as(scores), -1)
+
+
+def ordered(scores: Tensor) -> Tensor:
+    return scores.sort(-1).values
+
+
+def shifted(scores: Tensor) -> Tensor:
+    """As Transformer-XL does with scores of positions."""
+    rows, heads, tokens, _ = scores.shape
+    return nn.functional.pad(scores, (1, 0)).view(rows, heads, tokens + 1, tokens)[:, :, 1:]
+
+
+MOVES = [rolled, reversed_, turned, indexed, indexed_by_a_list, selected, gathered, taken, ordered, shifted]
+
+
+def moved_by(name: str) -> Way:
+    """Move scores beside another product of as many entries."""
+    move = next(move for move in MOVES if move.__name__ == name)
+
+    def attend(attention: Attention, x: Tensor) -> Tensor:
+        q, k, v = attention.split(x)
+        other = (v @ v.mT).sum() * 0
+        return (move(q @ k.mT * SCALE) + other).softmax(-1) @ v
+
+    return attend
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("name", [move.__name__ for move in MOVES])
+@torch.no_grad()
+def test_keys_of_scores_that_change_places_are_refused_where_they_are_asked_for(name: str) -> None:
+    """Norms were those of the keys that stand at these places, or of the other product."""
+    model = Model(moved_by(name), num_heads=HEADS)
+    for rows in (1, 3):
+        with pytest.raises(UserError, match=LINE), watching(model, "key_norm"):
+            model(ids(rows))
+
+
+def of_parts(attention: Attention, x: Tensor) -> Tensor:
+    """As in multi-head latent attention: some entries of queries and keys are rotated."""
+    q, k, v = attention.split(x)
+    return ((q[..., :2] @ k[..., :2].mT + q[..., 2:] @ k[..., 2:].mT) * SCALE).softmax(-1) @ v
+
+
+def beside_a_head_for_all(attention: Attention, x: Tensor) -> Tensor:
+    """As there: the rotated entries of keys are those of all heads."""
+    q, k, v = attention.split(x)
+    return ((q[..., 1:] @ k[..., 1:].mT + q[..., :1] @ k[:, :1, :, :1].mT) * SCALE).softmax(-1) @ v
+
+
+def beside_keys_without_heads(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    shared = torch.einsum("bhqd,bkd->bhqk", q[..., :1], k[:, 0, :, :1])
+    return ((torch.einsum("bhqd,bhkd->bhqk", q[..., 1:], k[..., 1:]) + shared) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("way", [of_parts, beside_a_head_for_all, beside_keys_without_heads])
+@torch.no_grad()
+def test_keys_of_several_parts_are_refused_where_they_are_asked_for(way: Way) -> None:
+    """Norms were those of one part: in one row and in several, of whichever has more entries."""
+    model = Model(way, num_heads=HEADS)
+    for rows in (1, 3):
+        with pytest.raises(UserError, match=LINE), watching(model, ["key_norm", "entropy"]):
+            model(ids(rows))
+        with watching(model, "entropy") as watch:
+            model(ids(rows))
+        assert watch.samples == rows
+
+
+@torch.no_grad()
+def test_weights_of_scores_in_parts_are_exact() -> None:
+    model = Model(of_parts, num_heads=HEADS)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model)
+
+
+def with_two_queries(attention: Attention, x: Tensor) -> Tensor:
+    """The queries of these scores are the sum of both."""
+    q, k, v = attention.split(x)
+    return ((q + 0.5) @ k.mT * SCALE + (q - 0.5) @ k.mT * SCALE).softmax(-1) @ v
+
+
+@torch.no_grad()
+def test_queries_of_the_same_keys_are_summed() -> None:
+    """The norm of the query was that of one of them."""
+    model = Model(with_two_queries, num_heads=HEADS)
+    with watching(model, ["qk_norm", "qk_cosine"]) as watch:
+        model(ids())
+    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+        query, key = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2).double() for part in (block.q, block.k))
+        norms = 2 * query.norm(dim=-1)[..., None] * key.norm(dim=-1)[..., None, :]
+        cosines = nn.functional.cosine_similarity(query[:, :, :, None], key[:, :, None], dim=-1)
+        for name, pairs in (("qk_norm", norms), ("qk_cosine", cosines)):
+            frame = watch.frame(name, layer=layer)
+            frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+            values = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
+            torch.testing.assert_close(values, pairs.mean((0, 2)), rtol=1e-5, atol=1e-6)
