@@ -258,10 +258,40 @@ def by_weights_and_their_transpose(q: Tensor, k: Tensor, v: Tensor, mask: Tensor
     return weights, (weights @ weights.mT) @ v
 
 
+def by_multiplying_their_transpose_as_well(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys read queries, too: it was measured as if they did not."""
+    weights = (q @ k.mT + mask).softmax(-1)
+    return weights, weights @ v + weights.mT @ v
+
+
+def by_multiplying_their_transpose_before(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    turned = weights.transpose(-1, -2).contiguous()
+    output = weights @ v
+    return weights, output + turned @ v
+
+
+def by_multiplying_a_gated_copy(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    gated = 0.5 * weights
+    output = weights @ v
+    return weights, output + gated @ v
+
+
+def by_multiplying_folded_weights(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    weights = (q @ k.mT + mask).softmax(-1)
+    output = weights @ v
+    return weights, output + torch.bmm(weights.flatten(0, 1), v.flatten(0, 1)).view_as(v)
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way, reason",
     [
+        (by_multiplying_their_transpose_as_well, "its weights are used for more than"),
+        (by_multiplying_their_transpose_before, "its weights are used for more than"),
+        (by_multiplying_a_gated_copy, "its weights are used for more than"),
+        (by_multiplying_folded_weights, "its weights are used for more than"),
         (by_changing_weights, "its weights are changed"),
         (by_masking_seen_keys, "its weights are changed"),
         (by_masking_seen_keys_in_place, "changed in place"),

@@ -42,6 +42,7 @@ class _Softmax:
 
     Attributes:
         names: The tensors that they are, or were made of without a change.
+        copies: Others of as many entries that were made of them.
         keys_are_told: Whether the scores are known to be those of these keys.
         versions: Of these and the scores, how often each has been written to, as far as PyTorch counts it.
         dropout: The probability that they have been dropped with.
@@ -54,6 +55,7 @@ class _Softmax:
     key: Tensor
     scores: Tensor
     names: list[Tensor] = field(default_factory=list)
+    copies: list[Tensor] = field(default_factory=list)
     keys_are_told: bool = True
     versions: dict[int, int | None] = field(default_factory=dict)
     dropout: float = 0.0
@@ -99,12 +101,12 @@ class _Softmax:
         hidden: Tensor | None,
     ) -> None:
         """Note what a function has made of the weights, if they are the same but for dropout and hidden ones."""
-        if not args or not any(args[0] is tensor for tensor in self.names):
+        is_of_weights = bool(args) and any(args[0] is tensor for tensor in self.names)
+        if not is_of_weights or (hidden is None and name not in PASSING):
+            _note_copy((*self.names, *self.copies), args, result, self.copies)
             return
         if hidden is not None:
             self.hidden = hidden if self.hidden is None else self.hidden | hidden
-        elif name not in PASSING:
-            return
         elif name == "dropout" and _argument(args, kwargs, 2, "training", True):
             self.dropout = float(_argument(args, kwargs, 1, "p", 0.5))
             self.random_state = random_state if result.device.type == "cpu" else None
@@ -119,6 +121,7 @@ class AttentionProducts:
         self._products: deque[Product] = deque(maxlen=RECENT_PRODUCTS)
         self._softmax: _Softmax | None = None
         self._multiplied: list[Tensor] = []
+        self._copies: list[Tensor] = []
         self._skipped: nn.Module | None = None
         self._head_order = HeadOrder()
         self._is_own = False
@@ -156,6 +159,8 @@ class AttentionProducts:
             self._softmax.note(name, args, kwargs, result, random_state, hidden)
         elif name in ("linear", "conv1d") and self._is_own:
             self._head_order.note(result.mT if name == "conv1d" else result)
+        if self._multiplied:
+            _note_copy((*self._multiplied, *self._copies), args, result, self._copies)
         if self._softmax is None:
             self._follow(Step(function, args, kwargs, result))
         return result
@@ -179,7 +184,7 @@ class AttentionProducts:
     def _end_softmax(self, *, is_complete: bool = True) -> None:
         softmax, self._softmax, self._skipped = self._softmax, None, None
         self._products.clear()
-        self._multiplied = []
+        self._multiplied, self._copies = [], []
         if softmax is not None and is_complete:
             raise cannot_observe(
                 softmax.module,
@@ -206,7 +211,7 @@ class AttentionProducts:
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
         query, key, keys_are_told = factors
-        self._softmax = _Softmax(module, query, key, scores.to(weights.dtype), [weights], keys_are_told)
+        self._softmax = _Softmax(module, query, key, scores.to(weights.dtype), [weights], keys_are_told=keys_are_told)
 
     def _multiply(
         self,
@@ -219,7 +224,7 @@ class AttentionProducts:
     ) -> Any:
         letters, tensors = _read_operands(name, args, kwargs)
         softmax = self._softmax
-        if any(t is weights for t in tensors for weights in self._multiplied):
+        if any(t is weights for t in tensors for weights in (*self._multiplied, *self._copies)):
             raise cannot_observe(module, "its weights are used for more than their product with the values")
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
@@ -241,7 +246,7 @@ class AttentionProducts:
         dispatch: Callable[[nn.Module, AttentionCall], Tensor],
     ) -> Tensor:
         """Return the product of weights and values, in the host's layout. UserError for one that is not known."""
-        self._softmax, self._multiplied = None, softmax.names
+        self._softmax, self._multiplied, self._copies = None, softmax.names, softmax.copies
         self._products.clear()
         if softmax.is_written_to:
             raise _written_to(module)
@@ -325,6 +330,13 @@ def _find_owner(modules: Sequence[nn.Module]) -> nn.Module:
 
 def _share_memory(tensor: Tensor, other: Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def _note_copy(weights: Sequence[Tensor], args: tuple[Any, ...], result: Any, copies: list[Tensor]) -> None:
+    """Note what a function has made of weights, or of copies of them, if it has as many entries."""
+    is_copy = isinstance(result, Tensor) and result.ndim > 1 and result.numel() == weights[0].numel()
+    if is_copy and any(value is tensor for value in args for tensor in weights):
+        copies.append(result)
 
 
 def _written_to(module: nn.Module) -> UserError:
