@@ -106,11 +106,11 @@ def _check_order(module: nn.Module, value: Tensor, outputs: Iterable[Tensor]) ->
         if _are_in(ends, rows[:: len(rows) - 1]):
             return
     for rows in firsts:
-        if _are_moved(value[0, 0, :, :COMPARED], rows):
+        if are_moved(value[0, 0, :, :COMPARED], rows):
             raise cannot_observe(module, f"its keys stand in another order than its tokens; {_EXPECTED}")
 
 
-def _are_moved(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
+def are_moved(entries: Float[Tensor, "row entry"], rows: Float[Tensor, "row width"]) -> bool:
     """Return whether columns of rows are those of all entries in another order of the rows.
 
     One row does not tell: half precision has so few numbers that wide rows have nearly all of them.

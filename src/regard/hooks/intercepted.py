@@ -214,10 +214,10 @@ class _Interception(TorchFunctionMode):
             )
         if function is scaled_dot_product_attention:
             call = _read_call(module, *args, **kwargs)
-            _RUNNING.products.skip(_RUNNING.modules, call)
+            _RUNNING.products.skip(_RUNNING.modules, args, kwargs, call)
             return dispatch(module, call)
         if function is multi_head_attention_forward and not _is_transformers_own(module):
-            _RUNNING.products.skip(_RUNNING.modules)
+            _RUNNING.products.skip(_RUNNING.modules, args, kwargs, None)
             return attend_multihead(module, args, kwargs, dispatch)
         return _RUNNING.products.compute(_RUNNING.modules, function, args, kwargs, dispatch)
 

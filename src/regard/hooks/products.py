@@ -15,6 +15,7 @@ from regard.hooks.data_flow import writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
+from regard.hooks.moved_tokens import MovedTokens
 from regard.hooks.two_operands import Product, Step, find_factors
 
 PRODUCTS = ("matmul", "__matmul__", "bmm", "baddbmm", "einsum")
@@ -124,6 +125,7 @@ class AttentionProducts:
         self._copies: list[Tensor] = []
         self._skipped: nn.Module | None = None
         self._head_order = HeadOrder()
+        self._moved_tokens = MovedTokens()
         self._is_own = False
 
     def compute(
@@ -161,8 +163,11 @@ class AttentionProducts:
             self._head_order.note(result.mT if name == "conv1d" else result)
         if self._multiplied:
             _note_copy((*self._multiplied, *self._copies), args, result, self._copies)
+        step = Step(function, args, kwargs, result)
+        if self._is_own:
+            self._moved_tokens.follow(step)
         if self._softmax is None:
-            self._follow(Step(function, args, kwargs, result))
+            self._follow(step)
         return result
 
     def _follow(self, step: Step) -> None:
@@ -170,15 +175,22 @@ class AttentionProducts:
         for product in self._products:
             product.follow(step)
 
-    def skip(self, modules: Sequence[nn.Module], call: AttentionCall | None = None) -> None:
-        """Ignore the softmax of a module that makes a call as well. UserError if its heads are not in their order."""
+    def skip(
+        self, modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any], call: AttentionCall | None
+    ) -> None:
+        """Ignore the softmax of a module that makes a call as well. UserError if its heads are not in their order.
+
+        `args` and `kwargs` are those of the function that it calls.
+        """
         self._softmax, self._skipped = None, _find_owner(modules)
+        self._moved_tokens.check(self._skipped, *args, *kwargs.values())
         if call is not None:
             self._head_order.check(self._skipped, call.value)
 
     def end(self, *, is_complete: bool = True) -> None:
         """Forget everything. Raise a UserError if weights have not been multiplied though the forward is complete."""
         self._head_order.forget()
+        self._moved_tokens.forget()
         self._end_softmax(is_complete=is_complete)
 
     def _end_softmax(self, *, is_complete: bool = True) -> None:
@@ -229,7 +241,10 @@ class AttentionProducts:
         weights = [t for t in tensors if softmax is not None and any(t is name for name in softmax.names)]
         if softmax is None or not weights:
             result = function(*args, **kwargs)
-            self._follow(Step(function, args, kwargs, result))  # einsum of one tensor may exchange axes
+            step = Step(function, args, kwargs, result)
+            self._follow(step)  # einsum of one tensor may exchange axes
+            if self._is_own:
+                self._moved_tokens.follow(step)
             if len(tensors) == 2 and min(tensor.ndim for tensor in tensors) >= 3:
                 self._products.append(Product.of(tensors[0], tensors[1], letters, result))
             return result
@@ -252,11 +267,12 @@ class AttentionProducts:
             raise _written_to(module)
         reading = None if product is None else product.read_values(weights, softmax.scores.shape)
         heads = count_heads(module)
-        if reading is None or heads not in (None, softmax.scores.shape[1]):
+        if product is None or reading is None or heads not in (None, softmax.scores.shape[1]):
             raise cannot_observe(module, "its weights are multiplied with values in no known layout")
         value, restore = reading
         if value.numel() and not is_transformed(value) and _share_memory(value, weights):
             raise cannot_observe(module, "its weights are multiplied with themselves, as powers of them are")
+        self._moved_tokens.check(module, product.left, product.right)
         self._head_order.check(module, value, is_folded=self._is_own and weights.ndim == 3)
         if softmax.random_state is not None:
             torch.set_rng_state(softmax.random_state)

@@ -53,7 +53,7 @@ class Step:
 
     def reads(self, tensor: Tensor) -> bool:
         """Return whether a tensor is among its arguments."""
-        return any(one is tensor for one in self._operands())
+        return any(one is tensor for one in self.operands())
 
     def move(self, tensor: Tensor, axes: Axes | None, layout: Layout, part: Tensor) -> Axes | None:
         """Return where two axes of a tensor, of this layout before the call, stand in what was made; None: unknown."""
@@ -61,7 +61,7 @@ class Step:
             return None
         if self.name not in EXCHANGING:
             return axes
-        if self.name == "einsum" and sum(isinstance(one, Tensor) for one in self._operands()) > 1:
+        if self.name == "einsum" and sum(isinstance(one, Tensor) for one in self.operands()) > 1:
             return self._move_letters(tensor, axes, part)
         sizes = [size for size, _ in layout]
         strides = list(range(len(sizes), 0, -1))  # another one each, also of axes of one entry
@@ -91,13 +91,14 @@ class Step:
             made = list(self.result)[: 1 if self.name == "sort" else None] if self.name in (*PARTING, "sort") else []
         return made if made and made[0].is_floating_point() else []
 
-    def _operands(self) -> Iterator[Any]:
+    def operands(self) -> Iterator[Any]:
+        """Iterate over its arguments, and over what stands in lists among them."""
         for value in (*self.args, *self.kwargs.values()):
             yield from value if isinstance(value, (list, tuple)) else (value,)
 
     def _move_letters(self, tensor: Tensor, axes: Axes, part: Tensor) -> Axes | None:
         """Return where two axes of an operand of einsum stand in its output; None where that does not have them."""
-        operands = [one for one in self._operands() if isinstance(one, Tensor)]
+        operands = [one for one in self.operands() if isinstance(one, Tensor)]
         letters = read_letters(str(self.args[0]), operands)
         if letters is None:
             return None

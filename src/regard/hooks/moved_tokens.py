@@ -1,0 +1,71 @@
+"""Tokens that a module of nobody's library puts in another order before it attends, as where they are sorted."""
+
+from typing import Any
+from weakref import ReferenceType, ref
+
+import torch
+from torch import Tensor, nn
+
+from regard.attention.tracing import is_traced, is_transformed
+from regard.hooks.data_flow import FLOW
+from regard.hooks.head_order import COMPARED, are_moved
+from regard.hooks.module_tree import cannot_observe
+from regard.hooks.two_operands import Step
+
+
+class MovedTokens:
+    """Follows what is made of hidden states whose tokens were moved in a block, or behind one.
+
+    Before the first block, positions are those of its input. A second move is taken to put them back, and a function of
+    moved and other tokens, as of a token and the one before it, to be about the others.
+    """
+
+    def __init__(self) -> None:
+        self._moved: dict[int, ReferenceType[Tensor]] = {}
+
+    def forget(self) -> None:
+        """Follow nothing any more."""
+        self._moved.clear()
+
+    def follow(self, step: Step) -> None:
+        """Note what a function has made."""
+        if not self._moved and not step.moves_entries:
+            return
+        made = step.made
+        read = [one for one in step.operands() if isinstance(one, Tensor) and one.is_floating_point()]
+        if not made or not read or is_traced() or is_transformed(made[0]):
+            return
+        is_moved = any(map(self.holds, read))
+        if step.moves_entries:
+            is_moved = not is_moved and _moves_tokens(read[0], made[0]) and _is_of_blocks(step)
+        elif is_moved:
+            others = [one for one in read if not self.holds(one) and not isinstance(one, nn.Parameter)]
+            is_moved = not any(one.shape == read[0].shape for one in others)
+        for one in made if is_moved else ():
+            self._moved[id(one)] = ref(one)
+
+    def holds(self, tensor: Any) -> bool:
+        """Return whether a tensor is made of moved tokens."""
+        note = self._moved.get(id(tensor))
+        return note is not None and note() is tensor
+
+    def check(self, module: nn.Module, *tensors: Any) -> None:
+        """Raise a UserError if the values of a module are among these, and are those of moved tokens."""
+        if self._moved and any(map(self.holds, tensors)):
+            raise cannot_observe(
+                module, "its tokens stand in another order than outside of it; expected the order of the sequence"
+            )
+
+
+def _is_of_blocks(step: Step) -> bool:
+    """Return whether a function was called in a block, or reads what one has returned."""
+    return FLOW.in_block or bool(FLOW.is_made(step.args, step.kwargs))
+
+
+@torch.no_grad()
+def _moves_tokens(before: Tensor, after: Tensor) -> bool:
+    """Return whether the tokens of (batch, token, width), or of (token, batch, width), stand in another order."""
+    if before.ndim != 3 or before.shape != after.shape or not before.numel():
+        return False
+    rows = ((before[0], after[0]), (before[:, 0], after[:, 0]))
+    return any(are_moved(moved[:, :COMPARED], row) for row, moved in rows if len(row) > 1)

@@ -1,0 +1,142 @@
+"""Tokens that a module of nobody's library moves before it attends: refused, since positions would be those of slots."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from regard.errors import UserError
+from regard.hooks import watching
+from tests.hooks.test_own_modules import HEADS, TOKENS, WIDTH, Attention, Model, Way, assert_exact, ids, plain
+
+LINE = "its tokens stand in another order than outside of it"
+ORDER = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(5))
+
+
+def by_index(x: Tensor) -> Tensor:
+    return x[:, ORDER]
+
+
+def by_norm(x: Tensor) -> Tensor:
+    """As routing and hashing put together what is alike."""
+    return x.gather(1, x.norm(dim=-1).argsort(-1)[..., None].expand_as(x))
+
+
+def backwards(x: Tensor) -> Tensor:
+    return x.flip(1)
+
+
+def round_(x: Tensor) -> Tensor:
+    return torch.roll(x, 2, dims=1)
+
+
+def behind_a_norm(x: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x.flip(1), x.shape[-1:])
+
+
+MOVES: list[Callable[[Tensor], Tensor]] = [by_index, by_norm, backwards, round_, behind_a_norm]
+
+
+def by_products(move: Callable[[Tensor], Tensor]) -> Way:
+    return lambda attention, x: plain(attention, move(x))
+
+
+def by_function(move: Callable[[Tensor], Tensor]) -> Way:
+    def attend(attention: Attention, x: Tensor) -> Tensor:
+        return scaled_dot_product_attention(*attention.split(move(x)), is_causal=True)
+
+    return attend
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("way", [by_products, by_function])
+@pytest.mark.parametrize("move", MOVES)
+@torch.no_grad()
+def test_tokens_that_are_moved_in_a_block_are_refused(move: Callable[[Tensor], Tensor], way: Any) -> None:
+    """They were measured at the positions of their slots, which differ from those outside of the block."""
+    model = Model(way(move), num_heads=HEADS)
+    for rows in (1, 3):
+        with pytest.raises(UserError, match=LINE), watching(model, "column_mass"):
+            model(ids(rows))
+
+
+class MultiHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(99, HEADS * WIDTH)
+        self.blocks = nn.ModuleList(
+            nn.MultiheadAttention(HEADS * WIDTH, HEADS, batch_first=True).eval() for _ in range(2)
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        for index, block in enumerate(self.blocks):
+            y = x.flip(1) if index else x
+            x = x + block(y, y, y, need_weights=False)[0]
+        return x
+
+
+@torch.no_grad()
+def test_tokens_that_are_moved_between_blocks_are_refused() -> None:
+    """As where layers read a text in turn forwards and backwards: positions would differ between layers."""
+    model = MultiHead().eval()
+    with pytest.raises(UserError, match=LINE), watching(model, "column_mass"):
+        model(ids())
+
+
+def with_the_token_before(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, 0.5 * x + 0.5 * x.roll(1, 1))
+
+
+def beside_the_token_before(attention: Attention, x: Tensor) -> Tensor:
+    both = torch.cat([x, x.roll(1, 1)], -1)
+    return plain(attention, both[..., : x.shape[-1]])
+
+
+def there_and_back(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, nn.functional.gelu(x[:, ORDER])[:, ORDER.argsort()])
+
+
+def behind_sorted_experts(attention: Attention, x: Tensor) -> Tensor:
+    y = x[:, ORDER]
+    parts = torch.cat([y[:, :5] * 2, y[:, 5:] * 3], 1)
+    return plain(attention, parts[:, ORDER.argsort()])
+
+
+def of_the_token_before(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, pad(x, (0, 0, 1, -1)))
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "way",
+    [with_the_token_before, beside_the_token_before, there_and_back, behind_sorted_experts, of_the_token_before],
+)
+@torch.no_grad()
+def test_tokens_that_are_mixed_or_put_back_are_measured(way: Way) -> None:
+    model = Model(way, num_heads=HEADS)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    inputs = {
+        with_the_token_before: lambda x: 0.5 * x + 0.5 * x.roll(1, 1),
+        beside_the_token_before: lambda x: x,
+        there_and_back: nn.functional.gelu,
+        behind_sorted_experts: lambda x: torch.where(ORDER.argsort()[:, None] < 5, 2, 3) * x,
+        of_the_token_before: lambda x: pad(x, (0, 0, 1, -1)),
+    }
+    model.inputs = [inputs[way](x) for x in model.inputs]  # type: ignore[index]
+    assert_exact(watch, model)
+
+
+@torch.no_grad()
+def test_tokens_that_are_moved_before_the_blocks_have_the_positions_of_these() -> None:
+    """As patches that a masked autoencoder shuffles: all layers have the same positions."""
+    model = Model(plain, num_heads=HEADS)
+    encode = model.embedding.forward
+    model.embedding.forward = lambda given: encode(given)[:, ORDER]  # type: ignore[method-assign]
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    assert_exact(watch, model)
