@@ -1,4 +1,4 @@
-"""Tokens that a module of nobody's library moves before it attends: refused, since positions would be those of slots."""
+"""Tokens that a module of nobody's library moves before it attends: refused, as positions would be those of slots."""
 
 from collections.abc import Callable
 from typing import Any
