@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, Operation
+from regard.attention.fused import sdpa
 from regard.attention.operator import compute_output, select_backend
 from regard.attention.spec import ATTENTIONS, AttentionSpec
 from regard.errors import UserError
@@ -48,6 +49,35 @@ def test_gradients_of_gradients_are_refused(backend: str, is_constant: bool) -> 
     loss = output_of(spec, "materialised", leaves).square().sum()
     (grad,) = torch.autograd.grad(loss, leaves[:1], create_graph=True)
     assert torch.autograd.grad(grad.square().sum(), leaves[0])[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("tokens", [1, 9, TOKENS])
+def test_gradients_of_gradients_of_pytorchs_kernels_are_refused(tokens: int) -> None:
+    """PyTorch refused them in words of its own, also of a model whose eager attention has them."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, tokens, 4, requires_grad=True) for _ in range(3)]
+    output = sdpa(AttentionCall(query=leaves[0], key=leaves[1], value=leaves[2], scale=0.5), is_causal=True)
+    grads = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
+    dense = (leaves[0] @ leaves[1].mT * 0.5).masked_fill(torch.ones(tokens, tokens).triu(1) > 0, -torch.inf).softmax(-1)
+    for grad, expected in zip(grads, torch.autograd.grad((dense @ leaves[2]).square().sum(), leaves), strict=True):
+        torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-6)
+    for wanted in (leaves, leaves[:1], leaves[2:]):
+        with pytest.raises(UserError, match=r"^attention: expected no gradient of its gradient \(create_graph=True\)"):
+            torch.autograd.grad(sum(grad.square().sum() for grad in grads), wanted, retain_graph=True)
+
+
+def test_gradients_of_gradients_of_pytorchs_plain_products_are_there() -> None:
+    """A bias with gradients is computed by products."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    bias = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    call = AttentionCall(query=leaves[0], key=leaves[1], value=leaves[2], scale=0.5)
+    seconds = []
+    for output in (sdpa(call, bias), (leaves[0] @ leaves[1].mT * 0.5 + bias).softmax(-1) @ leaves[2]):
+        (grad,) = torch.autograd.grad(output.square().sum(), bias, create_graph=True)
+        seconds.append(torch.autograd.grad(grad.square().sum(), leaves))
+    for actual, expected in zip(*seconds, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("backend", ["sparse", "fused"])

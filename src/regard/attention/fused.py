@@ -18,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from regard.attention.blockwise import blockwise
 from regard.attention.call import QKV, AttentionCall, Operation, map_fields, slices
-from regard.attention.gradients import first_order
+from regard.attention.gradients import first_order, refuse_second_order
 from regard.attention.lse_kernels import FLASH_FORWARD
 
 MIN_BLOCK, MAX_BLOCK = 64, 128
@@ -91,8 +91,10 @@ def _rows_by_head(rows: Float[Tensor, "batch head query width"]) -> Float[Tensor
 def sdpa(call: AttentionCall, mask: Tensor | None = None, *, is_causal: bool = False) -> Tensor:
     """Return the output of queries, keys and values by PyTorch's fused attention, with the dropout of the call."""
     options: dict[str, Any] = {"scale": call.scale, "enable_gqa": call.num_key_value_groups > 1}
-    return scaled_dot_product_attention(
-        call.query, call.key, call.value, mask, dropout_p=call.dropout, is_causal=is_causal, **options
+    return refuse_second_order(
+        scaled_dot_product_attention(
+            call.query, call.key, call.value, mask, dropout_p=call.dropout, is_causal=is_causal, **options
+        )
     )
 
 

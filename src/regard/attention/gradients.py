@@ -1,6 +1,6 @@
 """Functions that compute no gradients, or those of first order alone; gradients where they were turned off."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.attention.tracing import is_mapped
+from regard.attention.tracing import is_mapped, is_traced, is_transformed
 from regard.errors import UserError
 
 _REFUSAL = (
@@ -62,6 +62,30 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(None if gradient is None else next(marked) for gradient in gradients)
 
     return run
+
+
+def refuse_second_order(output: Tensor) -> Tensor:
+    """Return the output of PyTorch's attention, whose gradients refuse to have gradients if its kernel gives none.
+
+    PyTorch refuses them in words of its own.
+    """
+    if is_traced() or is_transformed(output) or output.grad_fn is None or _KERNELS not in output.grad_fn.name():
+        return output
+    output.grad_fn.register_hook(_mark_first_order)
+    return output
+
+
+_KERNELS = "ScaledDotProduct"
+"""In the names of the gradients of kernels; PyTorch's plain products have gradients of any order."""
+
+
+def _mark_first_order(grads: Sequence[Tensor | None], incoming: Sequence[Tensor | None]) -> Any:
+    """Return the gradients of a kernel so that they refuse to have any, where a graph of them is made."""
+    if not torch.is_grad_enabled():
+        return None
+    known = [one for one in grads if one is not None]
+    marked = iter(_FirstOrderOnly.apply(len(known), *known, *(one for one in incoming if one is not None)))
+    return tuple(None if one is None else next(marked) for one in grads)
 
 
 class _ReadOnce:
