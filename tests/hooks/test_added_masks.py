@@ -160,3 +160,49 @@ def test_a_mask_of_pairs_that_leaves_a_row_nothing_is_refused() -> None:
     with watching(model) as watch:
         model(ids, attention_mask=~hidden)
     assert watch.samples == 2
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+@torch.no_grad()
+def test_a_mask_of_other_rows_than_the_batch_is_refused(block: Any) -> None:
+    """Transformers reads its first rows as padding, as of a mask of pairs without the axes of samples and heads."""
+    config = LlamaConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, num_hidden_layers=2, intermediate_size=8, vocab_size=20
+    )
+    model = LlamaForCausalLM(config).eval()
+    pairs = torch.ones(TOKENS, TOKENS).tril()
+    for rows in (1, 2):
+        ids = torch.randint(20, (rows, TOKENS), generator=torch.Generator().manual_seed(1))
+        with pytest.raises(UserError, match=f"expected as many rows as the batch has, {rows}, got {TOKENS};"):  # noqa: SIM117
+            with block(model):
+                model(ids, attention_mask=pairs)
+    with watching(model, "column_mass") as watch:
+        model(ids, attention_mask=torch.ones(1, TOKENS))  # one row is that of all
+    assert watch.samples == rows
+
+
+class Masked(Stack):
+    """Has a mask of pairs under the name of that of padding."""
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return super().forward(nn.functional.one_hot(ids, WIDTH).float(), attention_mask)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@torch.no_grad()
+def test_a_mask_of_pairs_of_ones_own_is_not_one_of_rows(rows: int) -> None:
+    """Its rows were those of the batch."""
+    model = Masked().eval()
+    ids = torch.randint(WIDTH, (rows, TOKENS), generator=torch.Generator().manual_seed(1))
+    seen = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    with watching(model, "column_mass") as watch:
+        model(ids, seen)
+    q, k, _ = (
+        part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        for part in model.blocks[0].qkv(nn.functional.one_hot(ids, WIDTH).float()).double().chunk(3, -1)
+    )
+    weights = (q @ k.mT * (WIDTH // HEADS) ** -0.5).masked_fill(~seen, -math.inf).softmax(-1)
+    frame = watch.frame("column_mass", layer=0).sort_values(["head", "position"])
+    frame = frame[frame["head"].notna() & frame["position"].notna()]
+    masses = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, TOKENS)
+    torch.testing.assert_close(masses, weights.mean((0, 2)), rtol=1e-5, atol=1e-6)

@@ -1,11 +1,46 @@
-"""What a mask of pairs may hold: True and False, or numbers that are added to scores."""
+"""The attention mask of a forward; what one of pairs may hold: True and False, or numbers that are added to scores."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from jaxtyping import Bool
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
+
+PADDING_MASKS = ("decoder_padding_mask", "input_mask")
+"""Masks that are true at padding, of FSMT and of XLNet."""
+
+
+def find_mask(module: nn.Module, arguments: Mapping[str, Any], given: Any) -> Any:
+    """Return the attention mask of a forward that was passed token ids or embeddings; None if it has none of tokens.
+
+    Raises:
+        UserError: It has a mask (row, token) of other rows than the batch, of which Transformers reads the first ones.
+    """
+    mask = arguments.get("attention_mask")
+    padding = next((arguments[name] for name in PADDING_MASKS if arguments.get(name) is not None), None)
+    if mask is None and isinstance(padding, Tensor) and padding.ndim == 2:
+        mask = ~padding.bool()
+    is_of_rows = isinstance(mask, Tensor) and mask.ndim == 2 and isinstance(given, Tensor) and given.ndim > 1
+    if not is_of_rows or len(mask) in (1, len(given)):
+        return mask
+    if not isinstance(module, PreTrainedModel) and len(mask) == mask.shape[1] == given.shape[1]:
+        return None  # of pairs, as a module of one's own may read it
+    check_batch(mask, len(given))
+    return mask
+
+
+def check_batch(mask: Tensor, batch: int) -> None:
+    """Raise a UserError for a mask of other rows than those of a batch, or one for all."""
+    if not is_traced() and len(mask) not in (1, batch):
+        raise UserError(
+            f"attention_mask: expected as many rows as the batch has, {batch}, got {len(mask)}; a mask of pairs has "
+            "the shape (batch, 1, query, key)"
+        )
 
 
 def check_mask(mask: Tensor, *, is_added: bool = False) -> None:

@@ -18,7 +18,7 @@ from regard.attention.registered_names import EAGER_NAME
 from regard.attention.tracing import has_tangent, is_traced, is_transformed
 from regard.errors import UserError
 from regard.hooks import compressed, registration
-from regard.hooks.added_masks import check_mask
+from regard.hooks.added_masks import check_batch, check_mask
 from regard.hooks.constant_heads import NAME, ConstantHeadsByCall
 from regard.hooks.modules import weighs_depth
 
@@ -121,6 +121,8 @@ def attention_function(
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and not is_eager_host
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
+        if call.key_mask is not None:
+            check_batch(call.key_mask, len(query))
     if dropout:
         call = replace(call, dropout=dropout)
     if is_traced():  # nobody intercepts calls of a graph

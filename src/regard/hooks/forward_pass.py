@@ -15,13 +15,11 @@ from transformers import PreTrainedModel
 from regard.attention.call import AttentionCall, kept_pairs, visible_mask
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
-from regard.hooks.added_masks import check_mask, check_rows
+from regard.hooks.added_masks import check_mask, check_rows, find_mask
 from regard.hooks.arguments import bind_arguments, check_inputs
 from regard.hooks.caches import read_cache
 from regard.hooks.registration import is_made
 
-PADDING_MASKS = ("decoder_padding_mask", "input_mask")
-"""Masks that are true at padding, of FSMT and of XLNet."""
 WITH_AXES = 4
 """Position ids of each token of a model that says where they are in a text, in time, and in an image's two axes."""
 
@@ -72,16 +70,13 @@ class ForwardContext:
         arguments = bind_arguments(module, args, kwargs)
         cache = read_cache(arguments)
         offset = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
-        mask = arguments.get("attention_mask")
-        padding = next((arguments[name] for name in PADDING_MASKS if arguments.get(name) is not None), None)
-        if mask is None and isinstance(padding, Tensor) and padding.ndim == 2:
-            mask = ~padding.bool()
         tokens = arguments.get("input_ids")
         if not isinstance(module, PreTrainedModel):
             check_inputs(type(module).__name__, arguments.values())
         if tokens is None and not isinstance(module, PreTrainedModel):
             tokens = next((value for value in arguments.values() if _are_ids(value)), None)
         embeddings = arguments.get("inputs_embeds")
+        mask = find_mask(module, arguments, embeddings if tokens is None else tokens)
         if tokens is None and root_tokens is not None and isinstance(embeddings, Tensor):
             tokens = root_tokens if root_tokens.shape == embeddings.shape[:2] else None
         encoder_states = arguments.get("encoder_hidden_states")
