@@ -25,8 +25,9 @@ def find_mask(module: nn.Module, arguments: Mapping[str, Any], given: Any) -> An
     padding = next((arguments[name] for name in PADDING_MASKS if arguments.get(name) is not None), None)
     if mask is None and isinstance(padding, Tensor) and padding.ndim == 2:
         mask = ~padding.bool()
-    is_of_rows = isinstance(mask, Tensor) and mask.ndim == 2 and isinstance(given, Tensor) and given.ndim > 1
-    if not is_of_rows or len(mask) in (1, len(given)):
+    if not (isinstance(mask, Tensor) and isinstance(given, Tensor) and mask.ndim == 2 and given.ndim > 1):
+        return mask
+    if len(mask) in (1, len(given)):
         return mask
     if not isinstance(module, PreTrainedModel) and len(mask) == mask.shape[1] == given.shape[1]:
         return None  # of pairs, as a module of one's own may read it

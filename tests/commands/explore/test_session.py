@@ -216,6 +216,22 @@ def test_what_is_warned_of_is_a_note_of_the_page_and_not_of_the_terminal(tmp_pat
     assert notes == ["attention: log_length of softmax+log_length=true change no output beside softmax"]
 
 
+def test_what_is_warned_of_before_a_refusal_is_told_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was lost."""
+    session = Session(opened(saved("next", tmp_path)), None, 64)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError("no such look")
+
+    monkeypatch.setattr("regard.commands.explore.session.look_at_inputs", refuse)
+    with pytest.raises(
+        UserError, match=r"^no such look; warned of: attention: log_length of .* change no output beside softmax$"
+    ):
+        ask(session, decoder_0_0="softmax+log_length=true")
+    with pytest.raises(UserError, match=r"^no such look$"):
+        ask(session)
+
+
 def test_averages_come_from_a_file_and_serve_what_they_serve(tmp_path: Path) -> None:
     name, model = saved("next", tmp_path / "model"), make("next")
     ids = torch.tensor([tokenizer()(TEXT)["input_ids"]])

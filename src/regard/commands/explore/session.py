@@ -129,12 +129,18 @@ class Session:
     def answer(self, data: Any) -> dict[str, Any]:
         """Return the look at a text with heads replaced, and predictions with and without. Raises UserError.
 
-        What Regard warns of meanwhile are notes of the look.
+        What Regard warns of meanwhile are notes of the look, and of a refusal.
         """
+        refusal: UserError | None = None
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            answer = self._answer(data)
+            try:
+                answer = self._answer(data)
+            except UserError as error:
+                refusal = error
         told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+        if refusal is not None:
+            raise UserError("; warned of: ".join([str(refusal), *dict.fromkeys(told)])) from refusal
         look = {**answer["look"], "notes": list(dict.fromkeys([*answer["look"]["notes"], *told]))}
         return {**answer, "look": look}
 
