@@ -268,6 +268,32 @@ def test_values_of_one_sample_for_all_others_are_no_folded_heads() -> None:
     assert_exact(watch, model)
 
 
+def to_a_memory(attention: Attention, x: Tensor) -> Tensor:
+    """Of as many entries as there are tokens."""
+    memory = torch.linspace(-1, 1, TOKENS * HEADS * WIDTH).view(1, TOKENS, -1)
+    _, k, v = attention.split(memory)
+    return (attention.split(x)[0] @ k.mT).softmax(-1) @ v
+
+
+def to_a_memory_by_function(attention: Attention, x: Tensor) -> Tensor:
+    memory = torch.linspace(-1, 1, TOKENS * HEADS * WIDTH).view(1, TOKENS, -1).expand(len(x), -1, -1)
+    _, k, v = attention.split(memory)
+    return scaled_dot_product_attention(attention.split(x)[0], k, v)
+
+
+@pytest.mark.parametrize("way", [to_a_memory, to_a_memory_by_function])
+@torch.no_grad()
+def test_keys_of_a_memory_are_no_tokens(way: Way) -> None:
+    """They were measured as if they were; the same text in all rows has the same keys."""
+    model = Model(way)
+    with pytest.raises(UserError, match="its keys and values are the same in all samples"), watching(model, "entropy"):
+        model(ids())
+    model = Model(plain)
+    with watching(model, "column_mass") as watch:
+        model(ids(1).expand(3, -1))
+    assert watch.samples == 3
+
+
 @pytest.mark.parametrize("rows", [1, 2, HEADS])
 @torch.no_grad()
 def test_folded_heads_without_a_number_are_not_samples(rows: int) -> None:

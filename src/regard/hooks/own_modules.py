@@ -2,10 +2,12 @@
 
 from collections.abc import Collection, Sequence
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from regard.attention.call import AttentionCall
+from regard.attention.tracing import is_traced, is_transformed
 from regard.errors import UserError, warn_user
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.direct_calls import is_in_call
@@ -42,6 +44,11 @@ def check_keys(name: str, call: AttentionCall, *, may_have_room: bool) -> None:
     """Raise a UserError unless the keys of self-attention are those of its queries, with room behind that is hidden."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     if queries == keys:
+        if _are_of_no_sample(call):
+            raise UserError(
+                f"cannot observe {name}: its keys and values are the same in all samples, as those of a memory, and "
+                "not those of its tokens; expected of cross-attention an attribute is_cross_attention = True"
+            )
         return
     if may_have_room and keys > queries:
         seen = seen_keys(call)
@@ -51,6 +58,21 @@ def check_keys(name: str, call: AttentionCall, *, may_have_room: bool) -> None:
         f"cannot observe {name}: {queries} tokens attend to {keys} keys that are not these tokens; expected those of a "
         "whole sequence, without a cache of its own, and of cross-attention an attribute is_cross_attention = True"
     )
+
+
+@torch.no_grad()
+def _are_of_no_sample(call: AttentionCall) -> bool:
+    """Return whether samples of other queries have the same keys and values; their first entries are compared first."""
+    if len(call.query) == 1 or not call.query.numel() or is_traced() or is_transformed(call.query):
+        return False
+    if not (_are_the_same(call.key[:, :1, :1]) and _are_the_same(call.value[:, :1, :1])):
+        return False
+    return not _are_the_same(call.query) and _are_the_same(call.key) and _are_the_same(call.value)
+
+
+def _are_the_same(tensor: Tensor) -> bool:
+    """Return whether all samples have the same entries, as in an axis that is expanded."""
+    return tensor.stride(0) == 0 or bool((tensor[1:] == tensor[:1]).all())
 
 
 def check_direction(name: str, module: nn.Module, call: AttentionCall, sees_ahead: bool | None) -> bool | None:
