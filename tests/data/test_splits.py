@@ -171,6 +171,22 @@ def test_a_class_too_small_to_divide() -> None:
         divide_rows(many(FREE_ANSWER, 2), (0.1, 0.2), 0, "here")
 
 
+def test_a_text_of_a_class_too_small_to_divide_is_held_out_under_no_label() -> None:
+    """It was, for some seeds: the training rows lost it, and the stream was refused, as the class had no other."""
+    pool = (*rows("c text a 4", "c text b 1", "d text a 6"), *many("a", 9), *many("b", 9))  # training has the first
+    counts = []
+    for seed in range(20):
+        with pytest.warns(UserWarning, match="none is held out: 'c', 'd'"):
+            parts = divide_rows(pool, (0.1, 0.2), seed, "here")
+        assert sorted(row for part in parts for row in part) == sorted(pool)
+        assert {"text a 4", "text b 1", "text a 6"} & {*texts(parts[1]), *texts(parts[2])} == set()
+        counts.append([[row.label for row in part].count(label) for label in "abcd" for part in parts])
+        train, dev, test = parts
+        (cleaned,) = clean_splits([task("t", train, dev, test, ("a", "b", "c", "d"))], "clean", seed)
+        assert {row.label for row in cleaned.train} == set("abcd")
+    assert counts == [[7, 1, 1] * 2 + [2, 0, 0] + [1, 0, 0]] * 20
+
+
 # -- what splits have in common -----------------------------------------------------------------------
 
 OVERLAPPING = task(

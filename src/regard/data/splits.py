@@ -58,7 +58,9 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     """Divide rows into the remainder and one split per fraction of each class, with at least one text of each class.
 
     Rows with the same text and class stay together. Classes with too few texts for each split stay in the remainder,
-    with a warning. Messages call the rows `name`. Raises UserError if fewer than two classes have enough.
+    with a warning, and so do their texts under other labels: held out there, they would be dropped from the training
+    rows, and the class with them. Messages call the rows `name`. Raises UserError if fewer than two classes have
+    enough.
     """
     labels = sorted({row.label for row in rows})
     keys_of = {label: sorted({row.key for row in rows if row.label == label}) for label in labels}
@@ -73,8 +75,9 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
             raise UserError(f"stream: expected {expected}, got fewer of {listed}{why}")
         warn_user(f"stream: classes of {name} with fewer than {count} texts stay in train, none is held out: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
+    kept = {key for label in rare for key in keys_of[label]}
     for label in sorted(set(labels) - set(rare)):
-        keys = keys_of[label]
+        keys = [key for key in keys_of[label] if key not in kept]
         keys.sort(key=lambda key: rank_key("split", seed, key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):
