@@ -353,6 +353,8 @@ def test_text_for_a_tokenizer_is_taken_by_weight(tmp_path: Path) -> None:
     text = "".join(sample_texts(sources, 400))
     assert text == "a" * 300 + "b" * 100
     assert "".join(sample_texts(sources)) == "a" * 1000 + "b" * 1000
+    decimal = [Source(source.name, source.where, weight) for source, weight in zip(sources, (0.29, 0.71), strict=True)]
+    assert "".join(sample_texts(decimal, 100)) == "a" * 29 + "b" * 71  # the product of the floats is below 29
 
 
 def test_from_text_to_blocks_with_a_tokenizer_of_its_own(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import platform
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
 from pathlib import Path
 
 from regard.data.files import add_file
@@ -108,9 +110,10 @@ def identify_source(where: str) -> str:
 def sample_texts(sources: Iterable[Source], characters: int = 100_000_000) -> Iterator[str]:
     """Iterate over text to train a tokenizer on: from each source its weight's share of at most `characters`."""
     sources = tuple(sources)
-    total = sum(source.weight for source in sources)
-    for source in sources:
-        remaining = int(characters * source.weight / total)
+    weights = [Fraction(repr(float(source.weight))) for source in sources]  # as they are written: 0.29 of 100 is 29
+    total = sum(weights)
+    for source, weight in zip(sources, weights, strict=True):
+        remaining = floor(characters * weight / total)
         sections = (section for document in read_source(source.where) for section in split_sections(document))
         for section in sections:
             yield section[:remaining]
