@@ -59,3 +59,30 @@ def test_absolute_patterns_are_expanded(tmp_path: Path) -> None:
     task = tmp_path / "own.yaml"
     task.write_text(f"dataset_kwargs: {{data_files: '{tmp_path}/*.jsonl'}}\n")
     assert find_task_files([str(task)]) == [tmp_path / "a.jsonl", task]
+
+
+def test_of_a_folder_with_named_files_these_alone_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All files below the folder had a hash, of `.` those that the run itself writes: it could not be resumed."""
+    (tmp_path / "data").mkdir()
+    for name in ("data/a-1.jsonl", "data/a-2.jsonl", "data/b.jsonl", "b.jsonl", "weights.bin"):
+        (tmp_path / name).write_text("x")
+    monkeypatch.chdir(tmp_path)
+    task, found = Path("own.yaml"), {}
+    for options in ("data_dir: ., data_files: b.jsonl", "data_dir: data, data_files: {test: [a-*.jsonl, b.jsonl]}"):
+        task.write_text(f"dataset_kwargs: {{{options}}}\n")
+        found[options] = {path.as_posix() for path in find_task_files(["own.yaml"])} - {"own.yaml"}
+    assert list(found.values()) == [{"b.jsonl"}, {"data/a-1.jsonl", "data/a-2.jsonl", "data/b.jsonl"}]
+
+
+@pytest.mark.parametrize("file", ["steps/own.py", "steps.own.py", "elsewhere/steps/own.py"])
+@pytest.mark.every_value
+def test_the_module_of_a_function_is_looked_for_as_by_lm_eval(
+    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the task, in a folder or, by earlier versions, under the name with dots; else as Python imports it."""
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("def clean(documents): return documents\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    task = tmp_path / "own.yaml"
+    task.write_text("process_docs: !function steps.own.clean\ndoc_to_text: !function json.tool.main\n")
+    assert find_task_files([str(task)]) == sorted([tmp_path / file, task])
