@@ -153,10 +153,14 @@ def test_a_run_of_merges_is_looked_at_and_taken_apart(tmp_path: Path) -> None:
     assert not torch.allclose(merged, states, atol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["cat", "svd", "linear"])
-def test_a_merge_that_is_not_finite_is_refused(method: Any, tmp_path: Path) -> None:
-    """Weights beyond float32 gave an adapter of infinite values, or a traceback."""
+@pytest.mark.parametrize("method, weight", [("cat", 1e300), ("svd", 1e300), ("linear", 1e300), ("dare_linear", 3e38)])
+@pytest.mark.every_value
+def test_a_merge_that_is_not_finite_is_refused(method: Any, weight: float, tmp_path: Path) -> None:
+    """Weights beyond float32 gave an adapter of infinite values, or a traceback.
+
+    Of `dare_linear` A and B are finite, each with the root of the weight, and what they add is not.
+    """
     folder = filled("bert").export_peft_set(tmp_path / "set")
     with pytest.raises(UserError, match="weights: expected adapters and weights whose merge is finite, that of "):
-        merge(folder, tmp_path / "merged", method=method, weights=[1e300, 1.0, 1.0])
+        merge(folder, tmp_path / "merged", method=method, weights=[weight, 1.0, 1.0])
     assert not (tmp_path / "merged").exists()

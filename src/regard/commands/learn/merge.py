@@ -154,7 +154,7 @@ def _merge_layers(
                 layers[layer], cut = merge_layer(parts, shares, recipe)
             except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # of values that are not finite
                 raise UserError(problem) from error
-            if not all(bool(factor.isfinite().all()) for factor in (layers[layer].down, layers[layer].up)):
+            if not bool(layers[layer].delta().isfinite().all()):  # where a factor is not, it is not
                 raise UserError(problem)
             cut_off.append(cut)
     return layers, cut_off
