@@ -375,7 +375,7 @@ def test_a_run_of_before_a_field_came_is_the_run_with_its_default(config: type[C
 def test_a_run_of_prompts_is_one_of_the_side_that_they_lose(scale: Any, side: str) -> None:
     """Tasks of classes have no prompts."""
     of_prompts, of_classes = (
-        run_identity(LearnConfig(scale=scale), small_tasks.loaded(), tasks, {})["config"]
+        run_identity(LearnConfig(scale=scale), small_tasks.loaded(), tasks, {}, "")["config"]
         for tasks in (small_text_tasks.stream(), small_tasks.stream())
     )
     assert of_prompts["truncation_side"] == side

@@ -30,6 +30,7 @@ from regard.continual.run import make_learner, run_stream
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream
 from regard.data.streams import parse_order
+from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError
 from regard.runs.work_dir import check_same_identity
 from tests.commands.learn.learn_runs import COMPARED, FIELDS, METHODS, compared, exact
@@ -59,7 +60,8 @@ def table_of(found: LearnResult, name: str) -> pd.DataFrame:
 
 def identify(config: LearnConfig, loaded: Any, stream: Any) -> dict[str, Any]:
     """What a run depends on, with the files that it reads beyond the stream as they are now."""
-    return identity.run_identity(config, loaded, stream, identity.hash_beyond(config))
+    beyond, tokenizer = identity.hash_beyond(config), tokenizer_hash(loaded.tokenizer)
+    return identity.run_identity(config, loaded, stream, beyond, tokenizer)
 
 
 def check_same(found: LearnResult, expected: LearnResult, besides: Sequence[str] = (), **options: Any) -> None:

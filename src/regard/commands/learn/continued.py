@@ -22,7 +22,6 @@ from regard.continual.models import LINEAGE
 from regard.continual.run_state import TABLES
 from regard.data.stream import Stream
 from regard.data.stream_catalog import STREAMS
-from regard.data.tokenizers import tokenizer_hash
 from regard.errors import UserError, warn_user
 from regard.models.pretrained import Loaded
 from regard.runs.config import read_results
@@ -75,14 +74,14 @@ class FinishedRun:
             changes["metric"] = metrics.pop()  # by which the earlier tasks were scored
         return config.replace(**changes, stream=f"{config.stream},{stream}")
 
-    def check_model(self, loaded: Loaded) -> None:
-        """Check that the model is that of the run. Raises UserError."""
+    def check_model(self, loaded: Loaded, tokenizer: str) -> None:
+        """Check that the model is that of the run, and by its hash the tokenizer. Raises UserError."""
         model = self.result.metadata["model"]
         if model["sha256"] != loaded.sha256:
             expected = f"{model['name']} with weights {str(model['sha256'])[:12]}"
             got = f"{loaded.name} with {str(loaded.sha256)[:12]}"
             raise UserError(f"continue: expected the model that the run began with, {expected}; got {got}")
-        if model.get(TOKENIZER, now := tokenizer_hash(loaded.tokenizer)) != now:
+        if model.get(TOKENIZER, tokenizer) != tokenizer:
             warn_user(
                 f"continue: the tokenizer of {loaded.name} is another than {self.folder} began with, or was read by "
                 "another version of its library: texts may have other tokens"

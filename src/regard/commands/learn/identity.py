@@ -5,12 +5,13 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import tokenizers
+
 from regard.commands.learn.config import LearnConfig
 from regard.continual.evaluation_files import find_task_files
 from regard.data.files import hash_path
 from regard.data.sources import PYTHON
 from regard.data.stream import Stream
-from regard.data.tokenizers import tokenizer_hash
 from regard.errors import warn_user
 from regard.models.pretrained import Loaded
 from regard.runs.journal import Journal
@@ -26,15 +27,20 @@ _WRITTEN = ("architectures", "dtype", "torch_dtype", "transformers_version")
 BASE_OF_ADAPTER = "base_of_adapter"
 REASONS = {
     BASE_OF_ADAPTER: "the run began in a version of Regard that froze the model which --adapter is merged into, and "
-    "this version trains it"
+    "this version trains it",
+    TOKENIZER: "the tokenizer is another than the run began with, or the package tokenizers, now "
+    f"{tokenizers.__version__}, was another; go on with that one, for texts may have other tokens",
 }
 """What is said of a run that differs in such a name alone."""
 
 
-def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream, beyond: Mapping[str, str]) -> dict[str, Any]:
+def run_identity(
+    config: LearnConfig, loaded: Loaded, stream: Stream, beyond: Mapping[str, str], tokenizer: str
+) -> dict[str, Any]:
     """Return what every run of a comparison depends on, without methods and seeds, which may be added later.
 
-    `beyond` are the hashes of `hash_beyond`.
+    `beyond` are the hashes of `hash_beyond`, `tokenizer` is that of `tokenizer_hash`, which takes a second where a
+    vocabulary is large.
     """
     untold = ("seed", "method", "set", "truncation_side")
     fields = {name: value for name, value in config.identity().items() if name not in untold}
@@ -45,14 +51,14 @@ def run_identity(config: LearnConfig, loaded: Loaded, stream: Stream, beyond: Ma
     text = config.held_out
     held_out = {"held_out_text": beyond[text]} if text is not None and text in beyond else {}
     evaluated = {path: sha256 for path, sha256 in beyond.items() if path != text}
-    parts |= {TOKENIZER: tokenizer_hash(loaded.tokenizer), MODEL_CONFIG: _describe_config(loaded)}
+    parts |= {TOKENIZER: tokenizer, MODEL_CONFIG: _describe_config(loaded)}
     return {**parts, **merged, **held_out, **({EVALUATED: evaluated} if evaluated else {})}
 
 
-def describe_model(loaded: Loaded) -> dict[str, Any]:
-    """Return which model it is, for the record of a run."""
+def describe_model(loaded: Loaded, tokenizer: str) -> dict[str, Any]:
+    """Return which model it is, with the hash of its tokenizer, for the record of a run."""
     adapter = {} if loaded.adapter is None else {"adapter": loaded.adapter}
-    return {"name": loaded.name, **adapter, "sha256": loaded.sha256, TOKENIZER: tokenizer_hash(loaded.tokenizer)}
+    return {"name": loaded.name, **adapter, "sha256": loaded.sha256, TOKENIZER: tokenizer}
 
 
 def _describe_config(loaded: Loaded) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
 from regard.data.streams import parse_order
-from regard.data.tokenizers import warn_of_unknown_in, warn_of_written
+from regard.data.tokenizers import tokenizer_hash, warn_of_unknown_in, warn_of_written
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from regard.runs import distributed as processes
@@ -164,8 +164,9 @@ def learn(  # noqa: D417 - the options are described in the configuration
         warn_of_written((text for one in streams.values() for text in one.all_texts()), loaded.tokenizer)
         warn_of_unknown_in({task.name: list(task.all_texts()) for task in first_stream.tasks}, loaded.tokenizer)
         beyond = identity.hash_beyond(config)  # as it is before the first task
+        tokenizer_sha256 = tokenizer_hash(loaded.tokenizer)
         if finished is not None:
-            finished.check_model(loaded)
+            finished.check_model(loaded, tokenizer_sha256)
             finished.check_beyond(beyond)
         runs = _make_runs(configs, by_method, streams, loaded)
         check_keys(runs)
@@ -179,7 +180,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
                 check_method(run, loaded)
         continued = {} if finished is None else {CONTINUED: finished.record()}
         work.start(
-            {**identity.run_identity(config, loaded, runs[0].stream, beyond), **continued},
+            {**identity.run_identity(config, loaded, runs[0].stream, beyond, tokenizer_sha256), **continued},
             identity.REASONS,
             identity.NEWER,
         )
@@ -198,7 +199,7 @@ def learn(  # noqa: D417 - the options are described in the configuration
         return LearnResult(
             accuracy_matrix=tables.pop("matrix"),
             **tables,
-            metadata=_describe(config, runs, loaded, results)
+            metadata=_describe(config, runs, loaded, results, tokenizer_sha256)
             | ({identity.BEYOND: beyond} if beyond else {})
             | continued,
             models=models if models is not None and models.is_dir() else None,
@@ -329,7 +330,9 @@ def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
     return fit_length(stream, loaded, config.target_length)
 
 
-def _describe(config: LearnConfig, runs: Sequence[Run], loaded: Loaded, results: Mapping[str, Row]) -> dict[str, Any]:
+def _describe(
+    config: LearnConfig, runs: Sequence[Run], loaded: Loaded, results: Mapping[str, Row], tokenizer: str
+) -> dict[str, Any]:
     first_seed, run_results = runs[0].config.seed, [results[run.key] for run in runs]
     with_labels = config.head != "auto" or any(result[HEAD] for result in run_results)
     configs = [run.config for run in runs if run.config.seed == first_seed]
@@ -348,7 +351,7 @@ def _describe(config: LearnConfig, runs: Sequence[Run], loaded: Loaded, results:
             for run, result in zip(runs, run_results, strict=True)
         ],
         stream=_describe_stream(runs[0].stream),
-        model=identity.describe_model(loaded) | {"parameters": run_results[0]["parameters"]},
+        model=identity.describe_model(loaded, tokenizer) | {"parameters": run_results[0]["parameters"]},
         cost={
             "seconds": round(sum(result["seconds"] for result in run_results), 1),
             "peak_memory_mib": max(result["peak_memory_mib"] for result in run_results),
