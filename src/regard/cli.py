@@ -26,7 +26,7 @@ from regard.commands.measure import cli as measure
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
-from regard.errors import UserError, check_utf8, describe_error
+from regard.errors import UserError, check_utf8, describe_error, is_of_memory
 from regard.runs.arguments import suggest_option
 from regard.runs.rank import IN_JOB, is_main_process
 from regard.runs.version import VERSION
@@ -46,8 +46,6 @@ COMMANDS = {
     "sweep": sweep,
 }
 
-_TOO_LARGE = ("out of memory", "allocate memory", "not enough memory", "size calculation overflowed")
-"""What errors of PyTorch say that come of too little memory, or of a tensor of more bytes than can be counted."""
 _CLIENTS = ("httpx", "httpx2")  # packages through which the hub is asked, whose errors are none of the system's
 _ONE_PRESS = 1.0  # seconds in which signals are one interruption
 
@@ -105,12 +103,8 @@ def _is_of_system(error: BaseException | None) -> bool:
     if error is None:
         return False
     is_of_network = any(base.__module__.partition(".")[0] in _CLIENTS for base in type(error).__mro__)
-    return isinstance(error, OSError) or is_of_network or _is_of_system(error.__cause__)
-
-
-def _is_of_memory(error: BaseException) -> bool:
-    """Whether there was too little memory. PyTorch says so of a CPU by the message alone."""
-    return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_LARGE)
+    is_of_rust = not isinstance(error, UserError) and "(os error " in str(error)  # of tokenizers a bare Exception
+    return isinstance(error, OSError) or is_of_network or is_of_rust or _is_of_system(error.__cause__)
 
 
 def _suggest(command: str, unknown: Sequence[str]) -> str:
@@ -150,7 +144,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         _drop_output()
         return 2
     except (MemoryError, RuntimeError) as error:
-        if not _is_of_memory(error):
+        if not is_of_memory(error):
             raise
         size = re.search(r"tried to allocate (\d+) bytes", str(error))
         problem = f"{int(size[1]):,} bytes were asked for" if size else describe_error(error)[:300]

@@ -10,6 +10,8 @@ from typing import Any
 _LIBRARIES = ("regard", "torch", "transformers", "peft", "accelerate", "jaxtyping")
 _STANDARD = ("contextlib", "functools", "threading", "concurrent")
 """Packages and modules whose frames stand between a warning of Regard and the code of the user."""
+_TOO_LARGE = ("out of memory", "allocate memory", "not enough memory", "size calculation overflowed")
+"""What errors of PyTorch say that come of too little memory, or of a tensor of more bytes than can be counted."""
 _LONGEST = 200
 """Characters of a value that a message shows."""
 
@@ -73,3 +75,8 @@ def describe_value(value: object) -> str:
 def describe_error(error: BaseException) -> str:
     """Return the message of an error in one line."""
     return " ".join(str(error).split())
+
+
+def is_of_memory(error: BaseException) -> bool:
+    """Whether there was too little memory. PyTorch says so of a CPU by the message alone."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_LARGE)

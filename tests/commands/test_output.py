@@ -119,6 +119,12 @@ def write_to_full_disk() -> None:
         raise OSError(28, "No space left on device")
 
 
+def write_tokenizer_to_full_disk() -> None:
+    """As the package tokenizers raises it."""
+    with readable_errors("runs"):
+        raise Exception("No space left on device (os error 28)")
+
+
 def lock_twice(folder: Path) -> None:
     with lock_dir(folder, "learn"), lock_dir(folder, "learn"):
         pass
@@ -140,6 +146,7 @@ def lose_the_hub(folder: Path) -> None:
         (lambda folder: raise_error(KeyboardInterrupt()), True),
         (lambda folder: raise_error(OSError(5, "Input/output error", "runs")), True),
         (lambda folder: write_to_full_disk(), True),
+        (lambda folder: write_tokenizer_to_full_disk(), True),
         (lock_twice, True),
         (lose_the_hub, True),
     ],

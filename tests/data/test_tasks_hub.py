@@ -124,6 +124,18 @@ def test_a_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch, error: Exception) -
     assert "\n" not in str(caught.value)
 
 
+def test_too_little_memory_is_none_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data set was said to be out of reach."""
+    error = RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: raise_error(error))
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        read_task("cola")
+
+
+def raise_error(error: Exception) -> None:
+    raise error
+
+
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r"the hub needs the package datasets: pip install 'regard\[hub\]'"):

@@ -96,6 +96,12 @@ def test_what_kept_the_hub_from_answering(error: Exception, reason: str, fails: 
         assert "\n" not in str(refused.value)
 
 
+def test_too_little_memory_is_none_of_the_hub(fails: Callable[[Exception], None]) -> None:
+    fails(RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory"))
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        load("owner/model")
+
+
 @pytest.mark.parametrize(
     "cause,reason",
     [

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from regard.data.running_text import running_text_rows
 from regard.data.tables import TASK, Columns, Table, TableRow, check_columns
-from regard.errors import UserError
+from regard.errors import UserError, is_of_memory
 
 
 class HubSplit(NamedTuple):
@@ -35,6 +35,8 @@ class HubSplit(NamedTuple):
         except UserError:
             raise
         except (OSError, ValueError, RuntimeError, *network_errors(), datasets.exceptions.DatasetsError) as error:
+            if is_of_memory(error):
+                raise
             reason = f"{(str(error) or type(error).__name__).splitlines()[0]}; files can be given instead"
             raise UserError(f"{option}: cannot read {self} from the hub: {reason}") from error
 

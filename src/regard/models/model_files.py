@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regard.data.hub import network_errors
-from regard.errors import UserError, describe_error
+from regard.errors import UserError, describe_error, is_of_memory
 from regard.runs.integrity import sha256_of_file
 from regard.runs.output_dir import RESULTS, read_json
 
@@ -186,6 +186,8 @@ def fetch_snapshot(name: str, expected: str, **options: Any) -> Path:
     except errors.RepositoryNotFoundError:
         reason = "it has none of this name, or a private one: run `hf auth login`"
     except failures as error:
+        if is_of_memory(error):
+            raise
         reason, cause = _describe_failure(error), error
     problem = f"is no folder here and could not be had from the hub ({reason})"
     raise UserError(f"model: '{name}' {problem}; expected {expected}") from cause
