@@ -762,6 +762,15 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         "found late again, angry; a stream has columns of the names text and label (or answer), and task if there are"
     )
     assert message_of(tmp_path / "headless.tsv").endswith(f"{told} several, which the first line says")
+    for names, advice in (
+        (("premise", "hypothesis"), "has them in the columns text and text_pair"),
+        (("body",), "and task if there are several"),
+    ):
+        row = dict.fromkeys((*names, "task", "label"), "a")
+        (tmp_path / "named.jsonl").write_text(f"{json.dumps(row)}\n" * 9)
+        expected = f"expected the column 'text' in {tmp_path / 'named.jsonl'}, line 1, found {', '.join(row)}; a stream"
+        assert expected in message_of(tmp_path / "named.jsonl")
+        assert message_of(tmp_path / "named.jsonl").endswith(advice)
     (tmp_path / "other.jsonl").write_text('{"message": "late", "kind": "angry"}\n' * 9)
     assert message_of(tmp_path / "other.jsonl").endswith("(or answer), and task if there are several")
     (tmp_path / "bad.parquet").write_text("text")

@@ -141,14 +141,20 @@ def find_split_files(
     return None
 
 
+_PAIRS = ({"premise", "hypothesis"}, {"sentence1", "sentence2"}, {"question1", "question2"})
+"""Usual names of columns with pairs of texts."""
+
+
 def check_columns(required: Iterable[str], available: Iterable[str], location: str, option: str) -> None:
     """Raise UserError if a required column is not available."""
     names = tuple(available)
     if missing := [name for name in required if name not in names]:
         columns = ", ".join(str(name).expandtabs(1) for name in names) or "none"
         hint = "; text and label (--text, --label) name columns of your own" if option == TASK else ""
-        if option == STREAM and not {"text", "label", "answer", "task"}.intersection(names):
+        if option == STREAM and (missing[0] == "text" or not {"label", "answer", "task"}.intersection(names)):
             hint = "; a stream has columns of the names text and label (or answer), and task if there are several"
+            if any(pair.issubset(names) for pair in _PAIRS):
+                hint = "; a stream of pairs has them in the columns text and text_pair"
             if find_table_suffix(location.rpartition(", ")[0]) in (".csv", ".tsv"):
                 hint += ", which the first line says"
         if blank := next((name for name in names if name != missing[0] == str(name).strip()), None):
