@@ -146,6 +146,16 @@ def test_a_prefix_is_read_at_once() -> None:
         model(_ids(length=1), **behind(cache), use_cache=True)
 
 
+def test_a_padded_row_reads_its_prefix_at_once() -> None:
+    """Its other tokens were generated one by one, as if none of the prefix saw a later one: other words in silence."""
+    model, cache = _decoder(PREFIX), DynamicCache()
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    model(_ids(length=4)[:2], attention_mask=mask, **behind(cache), use_cache=True)
+    more = torch.nn.functional.pad(mask, (0, 1), value=1)
+    with pytest.raises(UserError, match="the 3 tokens of the prefix to be read at once, got 2"):
+        model(_ids(length=1)[:2], attention_mask=more, **behind(cache), use_cache=True)
+
+
 def test_a_static_cache_beside_a_sink_token_is_refused() -> None:
     model = _decoder(ATTENTIONS["sink-token"])
     with pytest.raises(UserError, match="cache: expected one that grows"):

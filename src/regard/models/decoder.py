@@ -152,6 +152,9 @@ class RegardModel(RegardPreTrainedModel):
         offset = 0 if past_key_values is None else int(past_key_values.get_seq_length())
         self._check_length(offset, stream.shape[1])
         real = _padding(attention_mask, offset + stream.shape[1])
+        if self.spec.prefix and real is not None and not torch.compiler.is_compiling():
+            for first in real.int().argmax(-1).tolist():
+                self._check_prefix(offset - first - self.spec.sink_token)
         if attention_mask is None and past_key_values is None:
             attention_mask = self._packing_mask(position_ids)
         if position_ids is None:
@@ -187,13 +190,18 @@ class RegardModel(RegardPreTrainedModel):
         return stream
 
     def _check_length(self, offset: int, tokens: int) -> None:
-        limit, prefix = self.config.max_position_embeddings, self.spec.prefix
+        limit = self.config.max_position_embeddings
         is_fixed = self.spec.log_length or self.spec.extra == "pseudo-scores"
         bounded = self.spec.positions in ("learned", "sinusoidal") or is_fixed
         read = offset - self.spec.sink_token
         length = read + tokens
         if bounded and length > limit:
             raise UserError(f"sequence: expected at most {limit} tokens (max_position_embeddings), got {length}")
+        self._check_prefix(read)
+
+    def _check_prefix(self, read: int) -> None:
+        """Check how many tokens of a row were read before. UserError for a part of the prefix, which sees all of it."""
+        prefix = self.spec.prefix
         if 0 < read < prefix:
             raise UserError(f"cache: expected the {prefix} tokens of the prefix to be read at once, got {read} before")
 

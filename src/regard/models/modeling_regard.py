@@ -284,11 +284,13 @@ class RegardModel(PreTrainedModel):
         )
         if is_bounded and shape[1] > (limit := self.config.max_position_embeddings):
             raise ValueError(f"sequence: expected at most {limit} tokens, got {shape[1]}")
-        if 0 < read < spec["prefix"] or not isinstance(cache, DynamicCache | None):
-            raise ValueError("cache: expected a DynamicCache, and a prefix that is read at once")
         if mask is not None and mask.shape != shape:
             raise ValueError(f"attention_mask: expected {shape}, got {tuple(mask.shape)}")
-        return torch.ones(shape, dtype=torch.bool, device=x.device) if mask is None else mask.bool()
+        real = torch.ones(shape, dtype=torch.bool, device=x.device) if mask is None else mask.bool()
+        is_part = any(0 < read - first < spec["prefix"] for first in real.int().argmax(-1).tolist())
+        if is_part or not isinstance(cache, DynamicCache | None):
+            raise ValueError("cache: expected a DynamicCache, and a prefix that is read at once")
+        return real
 
     def share(self, place: Tensor, position: Tensor, real: Tensor, x: Tensor) -> Shared:
         """Return what layers need of the place of each key in its sequence, and of the position of each query."""
