@@ -91,6 +91,24 @@ def test_a_graph_of_several_gradients_at_once_is_refused(backend: str) -> None:
         torch.autograd.grad(output, leaves, several, is_grads_batched=True, create_graph=True)
 
 
+@pytest.mark.every_value
+@pytest.mark.parametrize("backend", [*OPERATIONS, "blockwise", "chunked"])
+def test_several_gradients_at_once_are_exact_or_refused(backend: str) -> None:
+    """PyTorch ended some in words of its own, of a missing batching rule."""
+    torch.manual_seed(0)
+    leaves = [torch.randn(1, 2, TOKENS, 4, requires_grad=True) for _ in range(3)]
+    output = output_of(ATTENTIONS[OPERATIONS.get(backend, "elu-kernel")], backend, leaves)
+    several = torch.randn(2, *output.shape)
+    if backend in ("pointwise", "rowwise", "chunked"):
+        with pytest.raises(UserError, match=r"expected one gradient at a time.*backend='blockwise'"):
+            torch.autograd.grad(output, leaves, several, is_grads_batched=True)
+        return
+    found = torch.autograd.grad(output, leaves, several, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(output, leaves, one, retain_graph=True) for one in several]
+    for grad, expected in zip(found, map(torch.stack, zip(*each, strict=True)), strict=True):
+        torch.testing.assert_close(grad, expected)
+
+
 @pytest.mark.parametrize("backend", list(OPERATIONS))
 def test_a_graph_of_gradients_may_be_made_where_none_of_attention_is_asked_for(backend: str) -> None:
     """It was refused at once: a penalty on the gradient of what stands behind attention needs none of its gradient."""

@@ -17,6 +17,10 @@ _REFUSAL = (
     "attn_implementation='eager' of the model has it outside of watching and replacing, and "
     "backend='materialised' of other operations than softmax"
 )
+_SEVERAL = (
+    "attention: expected one gradient at a time, got several at once (is_grads_batched=True), which are not computed "
+    "here; backend='blockwise' of an operation has them"
+)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -49,9 +53,17 @@ def first_order(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(backward)
     def run(ctx: Any, *incoming: Any) -> Any:
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return once(ctx, *incoming)
-        if any(is_mapped(grad) for grad in incoming if grad is not None):
+        are_several = any(is_mapped(grad) for grad in incoming if grad is not None)
+        if not torch.is_grad_enabled():
+            try:
+                return once(ctx, *incoming)
+            except RuntimeError as error:  # what is written in place, or has no rule for several
+                if not are_several:
+                    raise
+                raise UserError(_SEVERAL) from error
+        if are_several:
             raise UserError(_REFUSAL)  # they would be constants
         kept = _ReadOnce(ctx)
         with torch.no_grad():
