@@ -76,6 +76,21 @@ def test_rows_of_special_tokens_take_their_sums_along(length: int, rows: list[in
     assert torch.equal(fitted.row_sums["encoder", 0], sums[:, rows])
 
 
+@pytest.mark.parametrize(
+    "change", [lambda c: to_length(c, 3), lambda c: to_length(c, 7), lambda c: approximate(c, "top-k", 1)]
+)
+def test_averages_of_before_row_sums_were_kept_get_them(change: Any) -> None:
+    matrix = torch.tensor([[0.5, 0, 0, 0], [0.3, 0.3, 0, 0], [0.2, 0.3, 0.2, 0], [0.4, 0.1, 0.1, 0.2]])[None]
+    sums = torch.tensor([[0.5, 0.6, 0.7, 0.8]])
+    counts, squares = {"decoder": torch.full((4, 4), 2)}, {("decoder", 0): torch.ones(1)}
+    parts: dict[str, Any] = {"matrices": {("decoder", 0): matrix}, "counts": counts, "squares": squares}
+    old = Constants(**parts, origin=Origin(source="average"))
+    new = Constants(**parts, origin=Origin(source="average"), row_sums={("decoder", 0): sums})
+    torch.testing.assert_close(change(old).row_sums["decoder", 0], change(new).row_sums["decoder", 0])
+    of_one = {("decoder", 0): matrix / sums[..., None]}
+    assert not change(Constants(**{**parts, "matrices": of_one}, origin=Origin(source="average"))).row_sums
+
+
 def test_separators_stay_inside_of_two_tokens() -> None:
     """Column 9, one behind the middle, would be column 2; column 13, two before the end, column −1."""
     held = one(regular(T), layout="paper", separators=(0, T // 2, T // 2 + 1, T - 3, T - 1))

@@ -18,12 +18,15 @@ def to_length(constants: Constants, length: int) -> Constants:
     * Shorter ones are fitted, see `fit_length`.
     * Constants of the layout "paper" are fitted to every other length, with their separators moved.
     * Data-free constants are made anew.
+
+    Sums of rows are counted, if a file of averages from before they were kept has none.
     """
     if length < 1:
         raise UserError(f"length: expected at least 1, got {length}")
     old, origin = constants.length, constants.origin
     if length == old:
         return constants
+    constants = constants.note_row_sums(constants.layers)
     if origin.source in SOURCES and not origin.notes:
         matrix = SOURCES[origin.source](length, length)
         matrices = {key: matrix.expand(len(m), -1, -1).clone() for key, m in constants.matrices.items()}

@@ -28,10 +28,12 @@ def approximate(constants: Constants, form: Form, size: int) -> Constants:
     * "top-k": the `size` largest entries of each row.
     * "toeplitz": the mean at each offset up to `size` − 1, and one weight for each column of special tokens.
 
-    Other entries are zero. Nothing is normalized. If token i was in n_i samples, entries of averages weigh √(n_i n_j);
+    Other entries are zero. Nothing is normalized; sums of rows are those of the constants, counted if a file of
+    averages from before they were kept has none. If token i was in n_i samples, entries of averages weigh √(n_i n_j);
     entries of other constants all weigh the same.
     """
     _check(form, size, constants.length)
+    constants = constants.note_row_sums(constants.layers)
     matrices = {}
     for (site, layer), matrix in constants.matrices.items():
         counts = constants.counts.get(site)
