@@ -14,7 +14,7 @@ from transformers.models.kosmos2_5.modeling_kosmos2_5 import Kosmos2_5VisionMode
 
 from regard.constants import Constants
 from regard.errors import UserError
-from regard.hooks import average_attention, find_attention_layers, replacing, watching
+from regard.hooks import average_attention, find_attention_layers, replaced, replacing, watching
 
 NAMES = ["column_mass", "entropy", "distance", "hidden_norm", "over_smoothing"]
 SIZES: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
@@ -204,6 +204,15 @@ def test_a_refusal_names_what_a_model_takes_that_reads_neither_tokens_nor_one_im
     config = tf.Wav2Vec2Config(**SIZES, conv_dim=[8], conv_stride=[4], conv_kernel=[4], num_conv_pos_embedding_groups=2)
     with pytest.raises(UserError, match=r"it does not take a few tokens, or one image, .* \(it takes input_values\)"):
         find_attention_layers(tf.Wav2Vec2Model(config))
+
+
+def test_a_copy_advises_no_example_inputs_which_it_does_not_take() -> None:
+    vision = tf.ViTConfig(**SIZES, image_size=8, patch_size=4)
+    text = tf.BertConfig(**SIZES, vocab_size=20, is_decoder=True, add_cross_attention=True)
+    both = tf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    with pytest.raises(UserError, match=r"use regard\.replacing with a batch of its inputs") as told:
+        replaced(tf.VisionEncoderDecoderModel(both), "sigmoid")
+    assert "where there is that option" not in str(told.value)
 
 
 class TextBeforeTower(torch.nn.Module):

@@ -41,7 +41,23 @@ Inputs = Mapping[str, Any] | None
 
 
 class NeedsInputs(UserError):
-    """A model takes neither a few tokens nor one image alone."""
+    """A model takes neither a few tokens nor one image alone, for the `reason` that it gives."""
+
+    def __init__(self, model: Any, reason: str) -> None:
+        super().__init__(
+            f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
+            f"as its input ({reason}); pass a batch of its inputs as example_inputs, where there is that option, or "
+            "replace the heads of the part of it that does"
+        )
+        self.model, self.reason = model, reason
+
+    def of_copy(self) -> UserError:
+        """Return what to say where no batch can be passed: a replaced model finds its layers as it is loaded, too."""
+        return UserError(
+            f"cannot make a replaced model of this {type(self.model).__name__}: its layers are found in a forward of a "
+            f"few tokens, or of one image, which it does not take ({self.reason}); use regard.replacing with a batch "
+            "of its inputs as example_inputs, or replace the heads of the part of it that takes them"
+        )
 
 
 class WrongExample(UserError):
@@ -260,11 +276,7 @@ def _needs_inputs(model: Any, error: Exception) -> NeedsInputs:
     main_names = getattr(model, "main_input_name", "input_ids")
     names = " and ".join([main_names] if isinstance(main_names, str) else main_names)
     reason = shorten_error(error) if names in ("input_ids", "pixel_values") else f"it takes {names}"
-    return NeedsInputs(
-        f"cannot find the attention layers of {type(model).__name__}: it does not take a few tokens, or one image, "
-        f"as its input ({reason}); pass a batch of its inputs as example_inputs, where there is that option, or "
-        "replace the heads of the part of it that does"
-    )
+    return NeedsInputs(model, reason)
 
 
 def run_example(model: Any, inputs: Any) -> None:

@@ -22,7 +22,7 @@ from regard.hooks.attention_function import OVERRIDE
 from regard.hooks.constant_heads import freeze_constants
 from regard.hooks.direct_calls import through_hooks
 from regard.hooks.intercepted import SDPA
-from regard.hooks.layers import find_attention_layers
+from regard.hooks.layers import NeedsInputs, find_attention_layers
 from regard.hooks.module_tree import unlike_layers
 from regard.hooks.modules import AttentionLayer, find_stacks
 from regard.hooks.off_loaded import hooks_of
@@ -145,7 +145,10 @@ def replaced(
         UserError: The constants or the operation do not fit, or the class is not of Transformers.
     """
     _check_copies(model)
-    all_layers = find_attention_layers(model)
+    try:
+        all_layers = find_attention_layers(model)
+    except NeedsInputs as error:
+        raise error.of_copy() from error
     config: Any
     if isinstance(constants, (AttentionSpec, str)):
         if heads is not None or any_model:
