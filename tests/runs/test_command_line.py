@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from rich.text import Text
 
+from regard.errors import UserError
 from regard.runs import distributed
 from regard.runs.command_line import print_summary, run_command
+from regard.runs.output_dir import atomic_folder
 from regard.runs.work_dir import open_work_dir
 
 
@@ -44,6 +46,27 @@ def test_the_end_waits_for_no_other_process(
     assert (tmp_path / "out" / "results.json").read_text() == "regard test"
     assert not (tmp_path / "out.work").exists()
     assert "done" in capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class Written(Saved):
+    """A result that is written whole, as those of commands are."""
+
+    def save(self, out: Path, *, overwrite: bool) -> None:
+        with atomic_folder(out, overwrite=overwrite, command="measure", option="folder") as folder:
+            (folder / "results.json").write_text('{"command": "measure"}')
+
+
+def test_a_run_that_comes_second_is_told_of_the_first(tmp_path: Path) -> None:
+    """It was told to give overwrite=True, an argument of Python, and nothing of what had happened."""
+
+    def run(work_dir: Path, on_progress: Any) -> Written:
+        Written().save(tmp_path / "out", overwrite=False)
+        return Written()
+
+    args = argparse.Namespace(overwrite=False, resume=False, line="regard test")
+    with pytest.raises(UserError, match=r"^--out: another run wrote .*out while this one ran.*give --overwrite$"):
+        run_command(args, "measure", tmp_path / "out", run)
 
 
 def test_a_folder_with_brackets_is_named_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

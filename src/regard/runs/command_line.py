@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
-from regard.runs.output_dir import RESULTS, check_output_dir
+from regard.runs.output_dir import RESULTS, FolderExists, check_output_dir
 from regard.runs.progress import OnProgress, show_progress
 from regard.runs.rank import is_main_process
 from regard.runs.work_dir import can_resume, clear_work_dir
@@ -41,6 +41,9 @@ def run_command(
             return
         result = dataclasses.replace(result, metadata={**result.metadata, "command_line": args.line})
         result.save(out, overwrite=args.overwrite)
+    except FolderExists:
+        advice = "choose another folder, or give --overwrite"
+        raise UserError(f"--out: another run wrote {out} while this one ran, and is kept; {advice}") from None
     except KeyboardInterrupt:
         if not (parts and can_resume(work_dir, parts)):
             raise

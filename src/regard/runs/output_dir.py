@@ -26,6 +26,10 @@ PAGE = "report.html"  # the page that every run leaves; nothing is read from it 
 OPTION = "--out"  # the option by which the user names a place to write to, unless a caller says otherwise
 
 
+class FolderExists(UserError):
+    """A folder holds a run already, and nobody has allowed to replace it."""
+
+
 @contextlib.contextmanager
 def readable_errors(target: object, *, option: str = "", note: str = "") -> Iterator[None]:
     """Turn what the system raises while a target is written into one line for the user, which ends with a note."""
@@ -79,7 +83,7 @@ def check_output_dir(
             raise UserError(f"{option}: expected {expected}, {folder} is {kind}; it is not overwritten")
         if not overwrite:
             allowing = "--overwrite" if option.startswith("-") else "overwrite=True"
-            raise UserError(f"{option}: {folder} exists; choose another folder, or give {allowing}")
+            raise FolderExists(f"{option}: {folder} exists; choose another folder, or give {allowing}")
         checksums = record.get("files")
         if isinstance(checksums, dict):
             _check_all_own(folder, set(checksums), checksums, marker, option)
