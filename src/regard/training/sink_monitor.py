@@ -51,7 +51,7 @@ class SinkMonitor(PeriodicMonitor):
     * `alpha_first`: Mean of α_0 over heads.
     * `alpha_uniform`: α_0 of attention that is uniform over what each query sees: its window, the prefix, and a sink
       beside the tokens as one more key; H_T / T of plain causal attention.
-    * `norm_ratio`: Largest |h_1| / mean |h_t| of a layer.
+    * `norm_ratio`: Largest |h_1| / mean |h_t| of a layer, of −1, the embeddings, too.
     * `virtual_sink_rate`: Percentage of heads × samples in which a sink beside the tokens (a learned logit, a column,
       or a sink token in front) gets more than ε of the mean query. Only of models that have one.
 
