@@ -367,6 +367,14 @@ class RegardForCausalLM(RegardPreTrainedModel, GenerationMixin):
         return shifted.masked_fill(columns < prefix, IGNORE_INDEX)
 
 
+def next_tokens(model: Any, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Return what each token but the last of a causal model is scored against, (batch, token − 1).
+
+    It is the next token; −100 where the prefix of a decoder of ours has let the model see it.
+    """
+    return model.targets(ids, attention_mask) if isinstance(model, RegardForCausalLM) else ids[:, 1:]
+
+
 AutoConfig.register(RegardConfig.model_type, RegardConfig, exist_ok=True)
 AutoModel.register(RegardConfig, RegardModel, exist_ok=True)
 AutoModelForCausalLM.register(RegardConfig, RegardForCausalLM, exist_ok=True)

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LM
 
 import regard as package
 from regard.commands.convert.config import ConvertConfig
-from regard.commands.convert.held_out import row_losses
+from regard.commands.convert.held_out import count_targets, row_losses
 from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.page import ledes, stage_lines
 from regard.commands.convert.result import ConvertResult
-from regard.commands.convert.run import convert
+from regard.commands.convert.run import _language_model_loss, convert
 from regard.data.corpus import BatchSampler, prepare_corpus
 from regard.data.sources import Source
 from regard.errors import UserError
@@ -90,6 +90,22 @@ def test_what_a_conversion_measures(causal: str, small: dict[str, Any]) -> None:
     changes = found.stages["loss"] - untouched["loss"]
     pd.testing.assert_series_equal(found.stages["change"], changes, check_names=False, atol=1e-6)
     assert (found.stages["change_low"] <= found.stages["change"]).all()
+
+
+def test_what_a_prefix_shows_is_not_in_the_loss() -> None:
+    """The model sees these tokens: their loss is not that of a guess."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = RegardConfig(vocab_size=30, num_attention_heads=2, attention={"prefix": 4}, **sizes)
+    model, rows = RegardForCausalLM(config).eval(), torch.randint(5, 30, (3, 9))
+    with torch.no_grad():
+        logs = model(rows).logits.double().log_softmax(-1)
+    expected = [-sum(float(logs[row, t - 1, rows[row, t]]) for t in range(4, 9)) / 5 for row in range(3)]
+    assert row_losses(model, rows) == pytest.approx(expected, rel=1e-5)
+    trained = _language_model_loss(model, {"input_ids": rows}) / count_targets(model, rows)
+    assert float(trained.detach()) == pytest.approx(sum(expected) / 3, rel=1e-5)
+    with pytest.raises(UserError, match="length: expected more tokens than a prefix of this model shows, got 4"):
+        row_losses(model, rows[:, :4])
 
 
 @pytest.mark.exhaustive

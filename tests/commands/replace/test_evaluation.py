@@ -1,6 +1,7 @@
-"""The cost of a forward at each fraction, of times that are given."""
+"""The cost of a forward at each fraction, of times that are given, and the likelihood of text."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,14 @@ from torch import nn
 
 from regard.commands.replace import evaluation
 from regard.commands.replace.evaluation import HeadEvaluation
+from regard.commands.replace.evaluators import PerplexityEvaluator
 from regard.commands.replace.ranking import HeadRanking
 from regard.constants import Constants, Origin
+from regard.data import Encoded
+from regard.errors import UserError
+from regard.models import RegardConfig, RegardForCausalLM
 from regard.runs.journal import Journal
+from regard.training import ProbeConfig
 
 
 @pytest.mark.every_value
@@ -38,3 +44,25 @@ def test_times_are_relative_to_the_original_of_the_same_round(
     assert first == ([(1.0, 15.0, 1.0, 1.0, 1.0, 7.0)] if has_original else [])
     relative = [0.6, 0.425, 0.75] if has_original else [math.nan] * 3
     assert found == pytest.approx((0.0, 8.5, *relative, 7.0), nan_ok=True)
+
+
+def test_what_a_prefix_shows_is_not_predicted() -> None:
+    """The model sees these tokens: their likelihood made its score too good."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = RegardForCausalLM(RegardConfig(vocab_size=20, num_attention_heads=2, attention={"prefix": 4}, **sizes))
+    ids, mask = torch.randint(0, 20, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
+    mask[2, 6:] = False
+    rows = Encoded(ids, mask, None, ids, "natural", 9, (), 0, mask.sum(1))
+    settings = ProbeConfig(learning_rate=0.1, batch_size=2, epochs=1)
+    evaluator = PerplexityEvaluator(model, rows, rows, settings)
+    with torch.no_grad():
+        logs = model.eval()(ids, attention_mask=mask).logits.log_softmax(-1)
+    expected = [
+        -sum(float(logs[row, t - 1, ids[row, t]]) for t in range(4, count)) for row, count in enumerate((9, 9, 6))
+    ]
+    assert evaluator.tokens == [5, 5, 2]
+    assert evaluator.window_losses() == pytest.approx(expected, rel=1e-5)
+    few = replace(rows, input_ids=ids[:, :4], attention_mask=mask[:, :4], length=4)
+    with pytest.raises(UserError, match="length: expected 2 tokens or more for perplexity"):
+        PerplexityEvaluator(model, few, few, settings)

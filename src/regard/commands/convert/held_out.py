@@ -8,6 +8,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from regard.data.examples import IGNORE_INDEX
+from regard.errors import UserError
+from regard.models.decoder import next_tokens
 from regard.models.loss import logits_cross_entropy
 from regard.models.model_files import eval_mode
 from regard.training.sink_monitor import PeriodicMonitor, split_by_logits
@@ -18,15 +21,22 @@ MAX_LOGITS = 2**24
 
 @torch.no_grad()
 def row_losses(model: Any, rows: Int64[Tensor, "row token"]) -> list[float]:
-    """Return the mean −log p of the tokens of each row but the first, in nats."""
-    losses: list[float] = []
+    """Return the mean −log p of the tokens of each row but the first, and those that a prefix shows, in nats."""
+    losses, scored = list[float](), count_targets(model, rows[:1])
+    if not scored:
+        raise UserError(f"length: expected more tokens than a prefix of this model shows, got {rows.shape[1]}")
     with eval_mode(model):
         for ids in split_by_logits(model, rows, 32, MAX_LOGITS):
             batch = ids.to(model.device)
             logits = model(input_ids=batch, use_cache=False).logits[:, :-1]
-            pairs = zip(logits, batch[:, 1:], strict=True)
+            pairs = zip(logits, next_tokens(model, batch), strict=True)
             losses += [float(logits_cross_entropy(one[None], targets[None])) for one, targets in pairs]
-    return [loss / (rows.shape[1] - 1) for loss in losses]
+    return [loss / scored for loss in losses]
+
+
+def count_targets(model: Any, rows: Int64[Tensor, "row token"]) -> int:
+    """Return how many tokens of rows are scored."""
+    return int((next_tokens(model, rows) != IGNORE_INDEX).sum())
 
 
 class HeldOutLoss(PeriodicMonitor):

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from regard import training
 from regard.attention.quantized import is_quantized
 from regard.commands.convert.config import AVERAGE, TRAINED_AVERAGE, ConvertConfig, Stage
-from regard.commands.convert.held_out import HeldOutLoss, row_losses
+from regard.commands.convert.held_out import HeldOutLoss, count_targets, row_losses
 from regard.commands.convert.matching import LayerMatch
 from regard.commands.convert.result import ConvertResult
 from regard.commands.convert.sequences import Sequences
@@ -28,6 +28,7 @@ from regard.errors import UserError, naming_option
 from regard.hooks import average_attention, replaced
 from regard.hooks.replaced_model import check_original
 from regard.hooks.trained_constants import begin_training_constants, end_training_constants
+from regard.models.decoder import next_tokens
 from regard.models.generator import add_model_hash
 from regard.models.limits import check_length, maximum_length
 from regard.models.loss import logits_cross_entropy
@@ -221,7 +222,8 @@ class _Conversion:
         if config.model_steps:
             chosen = all_trained if config.trained == "all" else [p for p in all_trained if p in of_attention]
             self.train_only(chosen)
-            self.train("model", config.layer_steps, _language_model_loss, lambda rows: rows["input_ids"][:, 1:].numel())
+            count = partial(count_targets, self.student)
+            self.train("model", config.layer_steps, _language_model_loss, lambda rows: count(rows["input_ids"]))
         for parameter in all_trained:
             parameter.requires_grad_(True)
         if config.attention == TRAINED_AVERAGE:
@@ -322,4 +324,4 @@ def _name_loss(stage: Stage, row: Mapping[str, float]) -> dict[str, float]:
 
 def _language_model_loss(model: Any, rows: Rows) -> Tensor:
     ids = rows["input_ids"]
-    return logits_cross_entropy(model(input_ids=ids, use_cache=False).logits[:, :-1], ids[:, 1:])
+    return logits_cross_entropy(model(input_ids=ids, use_cache=False).logits[:, :-1], next_tokens(model, ids))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from regard import training
 from regard.data import Encoded, Task
 from regard.errors import UserError
+from regard.models.decoder import next_tokens
 from regard.models.model_files import eval_mode
 from regard.training import ProbeConfig, States, batch_rows
 from regard.training.probes import IGNORE_INDEX
@@ -126,32 +127,38 @@ class PerplexityEvaluator:
 
     def __post_init__(self) -> None:
         if not any(self.tokens):
-            raise UserError("length: expected 2 tokens or more for perplexity, for the first is not predicted; got 1")
+            seen = "the first is not predicted, nor what a prefix shows"
+            raise UserError(f"length: expected 2 tokens or more for perplexity, for {seen}; got too few")
 
     @property
     def tokens(self) -> list[int]:
         """Number of predicted tokens of each window."""
-        return [int(tokens) for tokens in self.validation_rows.attention_mask[:, 1:].sum(1)]
+        rows = self.validation_rows
+        return [int(tokens) for tokens in (self._targets(rows.inputs(slice(None))) != IGNORE_INDEX).sum(1)]
 
     def window_losses(self) -> list[float]:
         """Return the sum of −log p over the predicted tokens of each window. UserError if one is not finite."""
         sums: list[float] = []
         with eval_mode(self.model), torch.no_grad():
             for batch in read_batches(self.validation_rows):
-                counts = batch["attention_mask"][:, 1:].sum(1).tolist()
+                counts = (self._targets(batch) != IGNORE_INDEX).sum(1).tolist()
                 sums += [float(part.sum()) for part in self._losses(batch).cpu().double().split(counts)]
         if not sum(sums) < float("inf"):
             raise UserError("perplexity: a token has likelihood 0; expected finite logits")
         return sums
 
     def _losses(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return −log p of each token but the first of its row, of shape (token,)."""
+        """Return −log p of each predicted token, of shape (token,)."""
         inputs = {name: values.to(self.model.device) for name, values in batch.items() if name != "token_type_ids"}
-        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
-        valid_mask = inputs["attention_mask"][:, 1:].bool()
-        return nn.functional.cross_entropy(
-            logits[valid_mask].float(), inputs["input_ids"][:, 1:][valid_mask], reduction="none"
-        )
+        logits, targets = self.model(**inputs, use_cache=False).logits[:, :-1], self._targets(inputs)
+        is_predicted = targets != IGNORE_INDEX
+        return nn.functional.cross_entropy(logits[is_predicted].float(), targets[is_predicted], reduction="none")
+
+    def _targets(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return each next token, (row, token − 1); −100 for padding, and for what a prefix has let the model see."""
+        mask = inputs["attention_mask"]
+        targets = next_tokens(self.model, inputs["input_ids"], mask)
+        return targets.masked_fill(~mask[:, 1:].bool(), IGNORE_INDEX)
 
     def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
         rows = self.train_rows
