@@ -34,6 +34,8 @@ LEVELS = (
 BESIDE = {("__main__", "cli"), ("commands.measure", "commands.look")}
 """Imports allowed within a level."""
 MAX_LINES = 400
+ONLY_POSIX = {"fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+"""Modules of Python that Windows lacks."""
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {
     ".".join(("regard", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
@@ -165,6 +167,17 @@ def test_what_checks_shapes_wraps_no_function_at_each_call() -> None:
             if isinstance(node, ast.FunctionDef):
                 inner |= {one.name for one in statements(node) if isinstance(one, ast.FunctionDef)}
     assert inner == MADE_SELDOM
+
+
+def test_what_only_posix_systems_have_comes_of_the_module_that_refuses_others() -> None:
+    importing = {
+        module
+        for module, path in MODULES.items()
+        for node in statements(ast.parse(path.read_text(encoding="utf-8")))
+        if (isinstance(node, ast.Import) and {alias.name for alias in node.names} & ONLY_POSIX)
+        or (isinstance(node, ast.ImportFrom) and node.module in ONLY_POSIX)
+    }
+    assert importing == {"regard.runs.posix"}
 
 
 def test_a_file_stays_readable_in_one_sitting() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 import hashlib
 import platform
-import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
 from regard.runs.integrity import tensor_bytes
+from regard.runs.posix import resource
 from regard.runs.rank import num_processes
 from regard.runs.version import VERSION
 

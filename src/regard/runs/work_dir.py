@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.integrity import is_sealed, seal
 from regard.runs.journal import Journal
 from regard.runs.output_dir import read_json, readable_errors
+from regard.runs.posix import fcntl
 from regard.runs.rank import is_main_process
 from regard.runs.run_lock import one_run
 

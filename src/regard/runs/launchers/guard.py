@@ -7,7 +7,6 @@ the same trial waits for the first.
 
 import contextlib
 import ctypes
-import fcntl
 import os
 import select
 import signal
@@ -15,6 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+
+from regard.runs.posix import fcntl
 
 MARGIN = 10.0  # seconds beyond the grace that a guard waits for the one before it
 _PR_SET_PDEATHSIG = 1
