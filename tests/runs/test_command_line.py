@@ -69,6 +69,18 @@ def test_a_run_that_comes_second_is_told_of_the_first(tmp_path: Path) -> None:
         run_command(args, "measure", tmp_path / "out", run)
 
 
+def test_a_variable_of_a_script_is_no_rank_of_a_process_that_is_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With RANK=8, as scripts name the rank of LoRA, a run ended well, wrote nothing, and said nothing."""
+    monkeypatch.setenv("RANK", "8")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    args = argparse.Namespace(overwrite=False, resume=False, line="regard test")
+    run_command(args, "measure", tmp_path / "out", lambda *given: Saved())
+    assert (tmp_path / "out" / "results.json").read_text() == "regard test"
+    assert "done" in capsys.readouterr().out
+
+
 def test_a_folder_with_brackets_is_named_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run[a]").mkdir()
     (tmp_path / "run[a]" / "x").touch()

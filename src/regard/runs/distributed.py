@@ -19,7 +19,7 @@ CHUNK_BYTES = 2**20  # bytes per value of the store, which takes at most 8 MiB
 @contextmanager
 def process_group() -> Iterator[None]:
     """Join the processes of `accelerate launch` or `torchrun` while the block lasts; do nothing for a single one."""
-    if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if dist.is_initialized() or num_processes() == 1:
         yield
         return
     if torch.cuda.is_available():

@@ -4,20 +4,36 @@ import os
 import sys
 from typing import Any
 
+from regard.errors import UserError
+
 IN_JOB = "REGARD_JOB"
 """Environment variable of the processes of a launcher, which tries again what was interrupted or could not write."""
 
 
 def is_main_process() -> bool:
-    """Return whether this process, of rank 0, writes and prints; before the process group exists, by RANK."""
+    """Return whether this process, of rank 0, writes and prints; before the process group exists, by RANK.
+
+    A process that is alone does, whatever RANK is: of launchers or not, as a variable of a script.
+    """
     group = _process_group()
-    return bool(group.get_rank() == 0) if group is not None else os.environ.get("RANK", "0") == "0"
+    if group is not None:
+        return bool(group.get_rank() == 0)
+    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
 
 
 def num_processes() -> int:
-    """Return the number of processes; before the process group exists, by WORLD_SIZE."""
+    """Return the number of processes; before the process group exists, by WORLD_SIZE.
+
+    Raises UserError where that is no number of processes.
+    """
     group = _process_group()
-    return int(group.get_world_size()) if group is not None else int(os.environ.get("WORLD_SIZE", "1"))
+    if group is not None:
+        return int(group.get_world_size())
+    size = os.environ.get("WORLD_SIZE", "1")
+    if not size.isdecimal() or int(size) < 1:
+        expected = "expected the number of processes, at least 1, which torchrun and accelerate launch set"
+        raise UserError(f"environment variable WORLD_SIZE: {expected}, got {size!r}")
+    return int(size)
 
 
 def _process_group() -> Any:

@@ -162,6 +162,7 @@ def test_layers_are_numbers_and_ranges(text: str, expected: tuple[int, ...] | No
 def test_only_the_first_process_shows_progress(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setenv("RANK", "0" if shown else "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("rich.console.Console.is_terminal", property(lambda _: True))
     monkeypatch.setattr("rich.progress.Progress.start", lambda bar: started.append(bar))
     with show_progress() as on_progress:
