@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from regard.errors import UserError
+from regard.runs.distributed import join_processes
 from regard.training import placement
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
@@ -321,6 +322,8 @@ def test_what_accelerate_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "inductor")
+    monkeypatch.setattr(torch, "compile", lambda *given, **options: pytest.fail("compiled without the plan's asking"))
     model, plain = net(), net()
     trained(model, PLAN)
     by_hand(plain, PLAN, rate_of_plan)
@@ -330,6 +333,13 @@ def test_what_accelerate_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="FSDP: expected several GPUs"):
         trained(net(), PLAN)
     monkeypatch.delenv("ACCELERATE_USE_FSDP")
+    for variable in ("ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        monkeypatch.setenv(variable, "true")
+        with pytest.raises(UserError, match=rf"accelerate: expected DDP, FSDP 2 or one process, got .* \({variable}\)"):
+            trained(net(), PLAN)
+        with pytest.raises(UserError, match=variable):
+            join_processes()
+        monkeypatch.delenv(variable)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(dist, "is_initialized", lambda: False)
     monkeypatch.setattr(placement, "_accelerator", lambda *arguments: Accelerator(cpu=False))

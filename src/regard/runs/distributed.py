@@ -13,6 +13,12 @@ from torch import Tensor
 from regard.errors import UserError, describe_error
 from regard.runs.rank import num_processes
 
+_ENGINES = {
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+    "ACCELERATE_USE_PARALLELISM_CONFIG": "a parallelism config",
+}
+"""What `accelerate launch` may ask for that would train the model in a way of its own, by the variable it sets."""
 CHUNK_BYTES = 2**20  # bytes per value of the store, which takes at most 8 MiB
 
 
@@ -35,10 +41,19 @@ def process_group() -> Iterator[None]:
         dist.destroy_process_group()
 
 
+def check_launcher() -> None:
+    """Raise UserError if `accelerate launch`, or its configuration, asks for another engine of training."""
+    for variable, engine in _ENGINES.items():
+        if os.environ.get(variable, "false").lower() in ("1", "true", "yes", "on"):
+            advice = "choose another in accelerate config, or start the processes by torchrun"
+            raise UserError(f"accelerate: expected DDP, FSDP 2 or one process, got {engine} ({variable}); {advice}")
+
+
 def join_processes() -> None:
     """Join the process group of training, if there is one, before a process waits for another."""
     from accelerate import PartialState
 
+    check_launcher()
     if num_processes() > 1 and not dist.is_initialized():
         PartialState(cpu=not torch.accelerator.is_available())
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regard.errors import UserError, describe_error
 from regard.hooks.split_weights import is_sharded
+from regard.runs.distributed import check_launcher
 from regard.runs.rank import num_processes
 from regard.training.plan import TrainingConfig, adamw
 
@@ -81,13 +82,14 @@ class Placement:
 
 @contextmanager
 def make_accelerator(trackers: Sequence[str], device: str | None, folder: str | None) -> Iterator[Accelerator]:
-    """Make an Accelerator, for neither precision nor accumulation, and restore its global state afterwards.
+    """Make an Accelerator that neither casts, accumulates nor compiles, and restore its global state afterwards.
 
     `folder` is where trackers write files.
     """
     if device not in (None, "cpu"):
         raise UserError(f"device: expected cpu or none for the machine's accelerator, got {device!r}")
     check_trackers(trackers, folder)
+    check_launcher()
     was_initialized = bool(PartialState._shared_state)
     previous = {state: dict(state._shared_state) for state in (AcceleratorState, GradientState)}
     for state in previous:
@@ -108,7 +110,13 @@ def _accelerator(on_cpu: bool, trackers: Sequence[str], folder: str | None) -> A
     try:
         with warnings.catch_warnings():  # about the number of threads it sets
             warnings.filterwarnings("ignore", message="OMP_NUM_THREADS/MKL_NUM_THREADS unset", category=UserWarning)
-            return Accelerator(cpu=on_cpu, mixed_precision="no", log_with=list(trackers) or None, project_dir=folder)
+            return Accelerator(
+                cpu=on_cpu,
+                mixed_precision="no",
+                dynamo_backend="no",
+                log_with=list(trackers) or None,
+                project_dir=folder,
+            )
     except ValueError as error:
         raise UserError(f"accelerate: {describe_error(error)}") from error
 
