@@ -256,7 +256,7 @@ def libraries() -> str:
     Bundling takes seconds, so the script is kept with a checksum in the cache folder, if that can be written.
     """
     key = sha256(f"{version('vl-convert-python')}\n{_SCRIPT}".encode()).hexdigest()[:16]
-    folder = Path(os.environ.get("REGARD_CACHE") or os.path.expanduser("~/.cache/regard"))
+    folder = Path(os.path.expanduser(os.environ.get("REGARD_CACHE") or "~/.cache/regard"))
     path = folder / f"charts-{key}.js"
     with suppress(OSError, UnicodeDecodeError):
         checksum, _, script = path.read_text(encoding="utf-8").partition("\n")

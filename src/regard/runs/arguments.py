@@ -115,9 +115,9 @@ def add_model_options(parser: argparse.ArgumentParser, *, default: str | None = 
 def add_run_options(parser: argparse.ArgumentParser, default_dir: str, *, resume: bool = True) -> None:
     """Add what every command has: `--config`, `--out` with its default, `--overwrite`, if possible `--resume`."""
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="options of an earlier run (its folder), or of a JSON file"
+        "--config", type=parse_path, metavar="FILE", help="options of an earlier run (its folder), or of a JSON file"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder to write (default: {default_dir})")
+    parser.add_argument("--out", type=parse_path, metavar="DIR", help=f"folder to write (default: {default_dir})")
     parser.add_argument("--overwrite", action="store_true", help="write over an earlier run in DIR")
     if resume:
         parser.add_argument("--resume", action="store_true", help="go on with a run that was interrupted, or begin")
@@ -129,6 +129,11 @@ def suggest_option(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> s
     given = next((text.partition("=")[0] for text in unknown if text.startswith("--")), "")
     nearest = difflib.get_close_matches(given, options, n=1, cutoff=0.75)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
+
+
+def parse_path(text: str) -> Path:
+    """Return a path in which `~` is the home folder: shells leave it as it is in --out=~/runs."""
+    return Path(os.path.expanduser(text))
 
 
 def parse_number(text: str, kind: type[Number], option: str) -> Number:

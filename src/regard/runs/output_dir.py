@@ -188,7 +188,7 @@ def cache_dir(folder: str | Path | None = None) -> Path:
     """
     named = folder or os.environ.get("REGARD_CACHE")
     try:
-        return Path(named) if named else Path.home() / ".cache" / "regard"
+        return Path(os.path.expanduser(named)) if named else Path.home() / ".cache" / "regard"
     except RuntimeError:
         raise UserError("cache: expected the home folder of this user, there is none; set REGARD_CACHE") from None
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
+from regard.runs.arguments import parse_path
 from regard.runs.output_dir import SWEEP
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ PAGES = (".html", ".htm")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of finished runs of one command")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write a page, .html")
+    parser.add_argument(
+        "runs", nargs="+", type=parse_path, metavar="RUN", help="folders of finished runs of one command"
+    )
+    parser.add_argument("--out", type=parse_path, metavar="FILE", help="also write a page, .html")
     parser.add_argument("--overwrite", action="store_true", help="write over FILE")
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from regard.errors import UserError
 from regard.runs import arguments
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", metavar="N", help="seed, if MODEL is a run with several")
     parser.add_argument(
         "--constants",
-        type=Path,
+        type=arguments.parse_path,
         metavar="FILE",
         help="averages to use for heads: constants.safetensors of `regard replace --special-token-layout natural`",
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from regard.errors import check_choice
-from regard.runs.arguments import parse_number
+from regard.runs.arguments import parse_number, parse_path
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +34,7 @@ GAP, MIN_NAME = 2, 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder written by `regard learn`")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="folder written by `regard learn`")
     parser.add_argument("--margin", default="1.0", metavar="POINTS", help="allowed drop in points (default: 1.0)")
     parser.add_argument(
         "--scenario", default="til", metavar="SCENARIO", help="til: classes of the task (default), or cil: all classes"

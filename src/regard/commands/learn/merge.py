@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regard.errors import UserError
-from regard.runs.arguments import parse_number, parse_optional
+from regard.runs.arguments import parse_number, parse_optional, parse_path
 from regard.runs.output_dir import RESULTS, SWEEP
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ COMMAND = "merge"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("adapters", nargs="+", type=Path, metavar="ADAPTERS", help="adapters to merge, or a run")
+    parser.add_argument("adapters", nargs="+", type=parse_path, metavar="ADAPTERS", help="adapters to merge, or a run")
     parser.add_argument("--method", default="cat", metavar="NAME", help="how to merge, see below (default: cat)")
     parser.add_argument("--weights", metavar="X,…", help="of each adapter (default: 1 / their number; with ties 1)")
     parser.add_argument("--density", metavar="X", help="share of entries kept (default: ties .2, dare .1)")
     parser.add_argument("--rank", metavar="N", help="of the kinds with svd (default: the largest of the adapters)")
     parser.add_argument("--seed", default="0", metavar="N", help="of what dare keeps (default: 0)")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", type=parse_path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--overwrite", action="store_true", help="overwrite an earlier merge in DIR")
 
 

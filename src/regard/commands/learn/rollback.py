@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from regard.commands.learn.config import HOW_MODELS_ARE_SAVED
 from regard.errors import UserError
-from regard.runs.arguments import parse_optional
+from regard.runs.arguments import parse_optional, parse_path
 
 if TYPE_CHECKING:
     from regard.continual.network import Network
@@ -33,9 +33,9 @@ SharedAdapters.from_peft_set.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder written by `regard learn`")
+    parser.add_argument("run", type=parse_path, metavar="RUN", help="folder written by `regard learn`")
     parser.add_argument("task", metavar="TASK", help="last task to restore: its position, from 1, or name")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument("--out", type=parse_path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument("--method", metavar="NAME", help="method, if RUN has several")
     parser.add_argument("--seed", metavar="N", help="seed, if RUN has several")
     parser.add_argument("--model", metavar="NAME", help="the model that RUN began with, if it is elsewhere now")

@@ -23,15 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     arguments.add_model_options(parser)
     parser.add_argument("text", nargs="*", metavar="TEXT", help="one text, or two side by side")
-    parser.add_argument("--file", type=Path, metavar="FILE", help="a text file, instead of TEXT")
+    parser.add_argument("--file", type=arguments.parse_path, metavar="FILE", help="a text file, instead of TEXT")
     parser.add_argument("--images", nargs="+", metavar="FILE", help="one image or two, instead of TEXT")
     parser.add_argument("--against", metavar="MODEL", help="a second model, shown beside the first on the same text")
     parser.add_argument(
-        "--learnt", type=Path, metavar="DIR", help="adapters of sapt that `regard rollback` wrote; MODEL is their base"
+        "--learnt",
+        type=arguments.parse_path,
+        metavar="DIR",
+        help="adapters of sapt that `regard rollback` wrote; MODEL is their base",
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=arguments.parse_path,
         metavar="FILE",
         help="page to write (default: look-MODEL.html, or look-MODEL-against-MODEL.html)",
     )

@@ -7,11 +7,17 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from regard.errors import UserError
-from regard.runs.arguments import OneList, add_config_options, parse_config_options, parse_seeds, suggest_option
+from regard.runs.arguments import (
+    OneList,
+    add_config_options,
+    parse_config_options,
+    parse_path,
+    parse_seeds,
+    suggest_option,
+)
 from regard.runs.progress import heartbeat, in_one_line
 
 if TYPE_CHECKING:
@@ -110,7 +116,7 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", metavar="NAME", help=f"settings to begin with: {names}")
     parser.add_argument(
         "--config",
-        type=Path,
+        type=parse_path,
         metavar="FILE",
         help="settings of an earlier run (its folder) or of a JSON file, instead of NAME",
     )
@@ -136,10 +142,10 @@ def make_parser(command: Command) -> argparse.ArgumentParser:
         "--retries", type=int, default=2, metavar="N", help="how often a failed trial is tried again (default: 2)"
     )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="folder to write; a sweep that is there goes on"
+        "--out", type=parse_path, required=True, metavar="DIR", help="folder to write; a sweep that is there goes on"
     )
     for name, text in command.folder_options.items():
-        parser.add_argument(f"--{name}", metavar="DIR", type=Path, help=text.replace("%", "%%"))
+        parser.add_argument(f"--{name}", metavar="DIR", type=parse_path, help=text.replace("%", "%%"))
     add_config_options(
         parser,
         command.config,
