@@ -215,7 +215,7 @@ def test_samples_on_the_axis_of_heads_are_refused() -> None:
 
 @torch.no_grad()
 def test_values_that_samples_share_and_heads_with_one_projection_are_in_order() -> None:
-    """A context that all samples read, by one head; heads that are rows of one linear layer, of one sample."""
+    """A context that all samples read is seen in two of them; heads may be rows of one linear layer, of one sample."""
 
     def shared(attention: Attention, x: Tensor) -> Tensor:
         context = torch.linspace(-1, 1, 12 * 32).reshape(1, 12, 32)
@@ -228,13 +228,18 @@ def test_values_that_samples_share_and_heads_with_one_projection_are_in_order() 
         parts = (nn.functional.linear(heads, weight).unflatten(0, (-1, HEADS)) for weight in weights)
         return scaled_dot_product_attention(*parts)
 
-    for way, names, heads in ((shared, {}, 1), (by_head, {"num_heads": HEADS}, HEADS)):
-        model = Model(way, **names)
-        for rows in (1, 2):
-            with watching(model, "column_mass") as watch:
-                model(ids(rows))
-            assert watch.samples == rows
-            assert len(watch.frame("column_mass", layer=0)["head"].dropna().unique()) == heads
+    model = Model(shared)
+    with watching(model, "column_mass") as watch:
+        model(ids(1))
+    assert not watch.frame("column_mass", layer=0)["head"].dropna().any()  # one head, 0
+    with pytest.raises(UserError, match="the same in all samples, as those of a memory"), watching(model):
+        model(ids(2))  # which shows that they are not those of tokens
+    model = Model(by_head, num_heads=HEADS)
+    for rows in (1, 2):
+        with watching(model, "column_mass") as watch:
+            model(ids(rows))
+        assert watch.samples == rows
+        assert len(watch.frame("column_mass", layer=0)["head"].dropna().unique()) == HEADS
 
 
 @torch.inference_mode()

@@ -168,7 +168,7 @@ def _with_other_dropout() -> Any:
 @pytest.mark.parametrize(
     "change, problem",
     [
-        (_with_other_words, "cannot resume: tokenizer has changed since the run started"),
+        (_with_other_words, "cannot resume: the tokenizer is another than the run began with, or the package"),
         (_with_other_dropout, "cannot resume: model_config.attention_probs_dropout_prob was null .* and is 0.3 now"),
     ],
 )
