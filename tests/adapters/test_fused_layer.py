@@ -10,14 +10,17 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.adapters.lora import MixedLayer
+from regard.errors import UserError
 from tests.adapters.mixed_models import INPUTS, OUTPUTS, drawn, layer, run, weights_of
 
 
 def is_fused(made: MixedLayer, states: Tensor, weights: Tensor | None = None) -> bool:
     out = run(made, states, weights_of(3, 4).detach() if weights is None else weights)
-    return type(out.grad_fn).__name__ == "FusedLayerBackward"
+    assert out.grad_fn is not None
+    return type(out.grad_fn.next_functions[0][0]).__name__ == "FusedLayerBackward"  # behind a view
 
 
 def states() -> Tensor:
@@ -33,6 +36,11 @@ def test_training_with_given_weights_is_one_step(made: MixedLayer) -> None:
 
 class Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class RecordingOperations(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
 
@@ -73,6 +81,7 @@ WATCHED: dict[str, Callable[[MixedLayer], Any]] = {
     "a forward of its own": a_forward_of_its_own,
     "a trained weight": a_trained_weight,
     "a mode": lambda _: Recording(),
+    "a mode of operations": lambda _: RecordingOperations(),  # as of selective checkpointing, which keeps outputs
     "autocast": lambda _: torch.autocast("cpu", torch.bfloat16),
 }
 
@@ -178,3 +187,75 @@ def test_it_saves_what_checkpointing_drops() -> None:
         out = torch.utils.checkpoint.checkpoint(made, given, use_reentrant=False) if again else made(given)
         grads.append(torch.autograd.grad(out.pow(2).sum(), (given, made.adapters.A[3], made.adapters.B[3])))
     assert all(torch.equal(one, other) for one, other in zip(*grads, strict=True))
+
+
+def gradients_of(loss: Callable[[Tensor], Tensor], made: MixedLayer, given: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss(run(made, given, torch.ones(4))), (given, made.adapters.A[3], made.adapters.B[3]))
+
+
+def gradients_apart(loss: Callable[[Tensor], Tensor], made: MixedLayer, given: Tensor) -> tuple[Tensor, ...]:
+    with a_hook(made, "register_forward_hook", lambda made: made.base_layer):
+        return gradients_of(loss, made, given)
+
+
+@pytest.mark.parametrize("change", [torch.relu_, lambda out: out.mul_(2).add_(1)])
+@pytest.mark.parametrize("shape", [(3, 4, INPUTS), (3, INPUTS), (INPUTS,)])
+def test_its_output_may_be_changed_in_place(change: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
+    """As by `nn.ReLU(inplace=True)`, or a residual that is added; PyTorch refused it for a view of a function."""
+    made, given = layer(4, 3), drawn(*shape).requires_grad_()
+    assert is_fused(made, given, torch.ones(4))
+    found, expected = (of(lambda out: change(out).pow(2).sum(), made, given) for of in (gradients_of, gradients_apart))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradients_of_several_losses_at_once() -> None:
+    made, given, weights = layer(4, 3), states(), weights_of(3, 4).detach()
+    assert is_fused(made, given, weights)
+    out, towards = run(made, given, weights), drawn(2, 3, 4, OUTPUTS, seed=5)
+    wanted = (given, made.adapters.A[3], made.adapters.B[3])
+    found = torch.autograd.grad(out, wanted, towards, is_grads_batched=True, retain_graph=True)
+    for number, one in enumerate(towards):
+        for mine, theirs in zip(found, torch.autograd.grad(out, wanted, one, retain_graph=True), strict=True):
+            torch.testing.assert_close(mine[number], theirs)
+
+
+def test_a_backward_pass_in_autocast_is_that_of_its_forward() -> None:
+    made = layer(4, 3).float()
+    given, weights = drawn(3, 4, INPUTS).float().requires_grad_(), torch.ones(4)
+    assert is_fused(made, given, weights)
+    wanted, losses = (given, made.adapters.A[3], made.adapters.B[3]), []
+    for casts in (False, True):
+        out = run(made, given, weights).pow(2).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=casts):
+            losses.append(torch.autograd.grad(out, wanted))
+    assert all(torch.equal(one, other) for one, other in zip(*losses, strict=True))
+
+
+def test_trained_adapters_of_another_type_are_several_steps() -> None:
+    """As where a model is in bfloat16 and what is trained was cast to float32."""
+    made = layer(4, 3).bfloat16()
+    given = drawn(3, 4, INPUTS).bfloat16().requires_grad_()
+    assert is_fused(made, given)
+    for part in (made.adapters.A[3], made.adapters.B[3]):
+        part.data = part.data.float()
+    assert not is_fused(made, given)
+
+
+def test_adapters_that_are_not_in_memory_are_refused() -> None:
+    """The layer alone was computed, as if they were not there."""
+    made = layer(4, 3)
+    made.adapters.to("meta")
+    with pytest.raises(UserError, match=r"^adapters: expected tensors in memory"):
+        run(made, states(), torch.ones(4))
+
+
+def test_states_of_inference_mode_are_never_kept() -> None:
+    made = layer(4, 3)
+    made.adapters.A[3].requires_grad_(False)  # else PyTorch itself refuses them
+    with torch.inference_mode():
+        given = drawn(3, 4, INPUTS)
+    found, expected = (
+        torch.autograd.grad(run(made, of, torch.ones(4)).sum(), made.adapters.B[3]) for of in (given, given.clone())
+    )
+    torch.testing.assert_close(found, expected)

@@ -6,6 +6,8 @@ One product has the trained and the frozen adapters where these are few, what th
 and what they hand back into its gradient (`benchmarks.adapter_step`).
 """
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -21,15 +23,22 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 def can_fuse(layer: nn.Module, adapters: nn.Module, states: Tensor) -> bool:
     """Return whether nobody may see the parts of the step: no hook, mode, graph, transform, or layer of another kind.
 
-    The layer has to be frozen, and the states of its type.
+    The layer has to be frozen, and states such that they can be saved.
     """
     if type(layer) is not nn.Linear or not torch.is_grad_enabled() or is_traced() or has_transforms():
         return False
     parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
-    is_plain = type(states) is Tensor and bool(states.numel()) and all(type(part) is nn.Parameter for part in parts)
-    is_frozen = not any(part.requires_grad for part in parts)
-    is_alike = states.dtype == layer.weight.dtype == adapters.like.dtype and not _is_autocast(states)
-    return is_plain and is_frozen and is_alike and not (_is_seen(layer, adapters) or has_tangent(states))
+    is_frozen = all(type(part) is nn.Parameter and not part.requires_grad for part in parts)
+    is_kept = bool(states.numel()) and not states.is_inference()
+    is_plain = is_frozen and is_kept and are_alike(states, parts) and not _is_autocast(states)
+    return is_plain and not (_is_seen(layer, adapters) or has_tangent(states))
+
+
+def are_alike(states: Tensor, parts: Iterable[Tensor | None]) -> bool:
+    """Return whether states and what they are multiplied by are tensors of one type and place."""
+    present = [states, *(part for part in parts if part is not None)]
+    is_known = all(type(part) in (Tensor, nn.Parameter) for part in present)
+    return is_known and len({(part.dtype, part.device) for part in present}) == 1
 
 
 def _is_autocast(states: Tensor) -> bool:
@@ -37,19 +46,26 @@ def _is_autocast(states: Tensor) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def _as_forward(grad: Tensor) -> AbstractContextManager[Any]:
+    """Return what a backward pass runs in: no autocast, which the forward had not."""
+    return torch.autocast(grad.device.type, enabled=False) if _is_autocast(grad) else nullcontext()
+
+
 def _is_seen(layer: nn.Module, adapters: nn.Module) -> bool:
     """Return whether something follows calls of modules or functions."""
     own = any(getattr(module, name) for module in (layer, adapters) for name in _HOOKS)
     replaced = any("forward" in vars(module) for module in (layer, adapters))  # as accelerate off-loads
     everywhere = any(getattr(modules, f"_global{name}") for name in _HOOKS)
-    return own or replaced or everywhere or torch._C._is_torch_function_mode_enabled()
+    has_mode = torch._C._is_torch_function_mode_enabled() or torch._C._len_torch_dispatch_stack() > 0
+    return own or replaced or everywhere or has_mode
 
 
 class FusedLayer(torch.autograd.Function):
-    """The layer with adapters: x (…, inputs), W (outputs, inputs), b, A (hidden, inputs), Bᵀ (hidden, outputs), w.
+    """The layer with adapters: x (token, inputs), W (outputs, inputs), b, A (hidden, inputs), Bᵀ (hidden, outputs), w.
 
     `frozen_down` and `frozen_up` may be None. The weights w (group, 1, hidden) of the trained ones, then the frozen
-    ones, are for groups of consecutive rows; they and the frozen parts get no gradients.
+    ones, are for groups of consecutive rows; they and the frozen parts get no gradients. What it gives is no view, so
+    that a model may change it in place.
     """
 
     @staticmethod
@@ -64,31 +80,33 @@ class FusedLayer(torch.autograd.Function):
         frozen_up: Tensor | None,
         mix: Tensor,
     ) -> Tensor:
-        rows = states.flatten(0, -2)
-        out = nn.functional.linear(rows, weight, bias)
+        out = nn.functional.linear(states, weight, bias)
         hidden = []
-        for downs, ups, weights in _make_parts(len(rows), down, up, frozen_down, frozen_up, mix):
-            hidden.append(_weigh(nn.functional.linear(rows, downs), weights))
+        for downs, ups, weights in _make_parts(len(states), down, up, frozen_down, frozen_up, mix):
+            hidden.append(_weigh(nn.functional.linear(states, downs), weights))
             out.addmm_(hidden[-1], ups)
         trained = hidden[0][:, : len(down)] if ctx.needs_input_grad[4] else None
         ctx.save_for_backward(states, weight, down, up, frozen_down, frozen_up, mix, trained)
-        return out.view(*states.shape[:-1], -1)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
+        with _as_forward(grads[0]):
+            return FusedLayer._pass_back(ctx, grads[0])
+
+    @staticmethod
+    def _pass_back(ctx: Any, grad: Tensor) -> Gradients:
         states, weight, down, up, frozen_down, frozen_up, mix, trained = ctx.saved_tensors
-        grad, rows, count = grads[0].flatten(0, -2), states.flatten(0, -2), len(down)
-        parts = _make_parts(len(rows), down, up, frozen_down, frozen_up, mix)
+        parts = _make_parts(len(states), down, up, frozen_down, frozen_up, mix)
         of_hidden = [_weigh(grad @ ups.T, weights) for _, ups, weights in parts]
         of_states = None
         if ctx.needs_input_grad[0]:
             of_states = grad @ weight
             for of_part, (downs, *_) in zip(of_hidden, parts, strict=True):
                 of_states = of_states.addmm_(of_part, downs)
-            of_states = of_states.view(states.shape)
         if torch.is_grad_enabled() and trained is not None:  # gradients of these gradients are asked for
-            trained = _weigh(nn.functional.linear(rows, down), mix[..., :count])
-        of_down = of_hidden[0][:, :count].T @ rows if ctx.needs_input_grad[3] else None
+            trained = _weigh(nn.functional.linear(states, down), mix[..., : len(down)])
+        of_down = of_hidden[0][:, : len(down)].T @ states if ctx.needs_input_grad[3] else None
         of_up = trained.T @ grad if trained is not None else None
         return of_states, None, None, of_down, of_up, None, None, None
 
@@ -116,4 +134,5 @@ def _make_parts(
 
 def _weigh(hidden: Tensor, mix: Tensor) -> Tensor:
     """Return hidden features (token, hidden) with the weights of their groups."""
-    return (hidden.unflatten(0, (len(mix), -1)) * mix.to(hidden.dtype)).flatten(0, 1)
+    width = hidden.shape[-1]  # reshaped, as gradients of several losses at once have no rule for flatten
+    return (hidden.reshape(len(mix), -1, width) * mix.to(hidden.dtype)).reshape(-1, width)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.fused_layer import FusedLayer, are_joined, can_fuse
+from regard.adapters.fused_layer import FusedLayer, are_alike, are_joined, can_fuse
 from regard.adapters.layouts import Layout
 from regard.adapters.mixture import AdapterWeights, Mixture
 from regard.adapters.off_loading import check_in_memory
@@ -138,7 +138,11 @@ class LoraAdapters(nn.Module):
         if mix.frozen_weights is not None:
             frozen = self._stack_frozen(mix.frozen)
             mixed = torch.cat([mixed, mix.frozen_weights], -1)
-        return FusedLayer.apply(states, layer.weight, layer.bias, *self._stack_trained(mix.trained), *frozen, mixed)
+        parts = (*self._stack_trained(mix.trained), *frozen)
+        if not are_alike(states, parts):
+            return None
+        out: Tensor = FusedLayer.apply(states.reshape(-1, self.inputs), layer.weight, layer.bias, *parts, mixed)
+        return out.view(*states.shape[:-1], -1)
 
     def _join(self, mix: AdapterWeights, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return A, Bᵀ and weights of trained, then frozen adapters, where one product has all, as in `FusedLayer`."""
