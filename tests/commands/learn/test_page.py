@@ -326,7 +326,7 @@ def test_methods_whose_adapters_are_in_other_layers_are_named() -> None:
     (note,) = (note for note in write_warnings(TABLES, learned.record(runs=runs)) if "Layers" in note)
     assert note == (
         "Layers with adapters: all linear layers, rank 8 (sapt, replay-lora); queries and values, rank 8 (epi); "
-        "q_proj, rank 4 (o-lora). --set target_modules=auto, or all-linear, gives all the same."
+        "q_proj, rank 4 (o-lora). --set target_modules and r, both, gives all the same."
     )
     alike = [run for run in runs if run["method"] in ("sapt", "replay-lora", "osf")]
     assert not any("Layers" in note for note in write_warnings(TABLES, learned.record(runs=alike)))

@@ -223,7 +223,7 @@ def _write_layers(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     listed = [
         f"{LAYERS.get(layers, layers)}, rank {rank} ({', '.join(names)})" for (layers, rank), names in methods.items()
     ]
-    return [f"Layers with adapters: {'; '.join(listed)}. --set target_modules=auto, or all-linear, gives all the same."]
+    return [f"Layers with adapters: {'; '.join(listed)}. --set target_modules and r, both, gives all the same."]
 
 
 def _write_unlearnt(runs: Sequence[Mapping[str, Any]]) -> list[str]:
