@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -21,9 +22,12 @@ from safetensors.torch import load_file
 
 from regard.commands.learn import identity
 from regard.commands.learn.config import LearnConfig
+from regard.commands.learn.heads import HEAD, chosen_head
 from regard.commands.learn.identity import REASONS
+from regard.commands.learn.one_run import Run, task_hashes
+from regard.commands.learn.references import LORA
 from regard.commands.learn.result import COLUMNS, TABLES, LearnResult
-from regard.commands.learn.run import TASK_END, Progress, learn
+from regard.commands.learn.run import TASK_END, Progress, _journaled, learn
 from regard.continual.costs import AROUND
 from regard.continual.methods import METHODS as KNOWN
 from regard.continual.run import make_learner, run_stream
@@ -655,3 +659,16 @@ def test_methods_whose_runs_have_one_folder_are_refused(
     with pytest.raises(UserError, match=told):
         learn(stream(), [first, second], loaded(), work_dir=tmp_path / "work", **FIELDS)
     assert not (tmp_path / "work").exists()
+
+
+def test_a_finished_run_with_other_defaults_is_not_resumed() -> None:
+    """A comparison that another version began would have had seeds whose adapters were in other layers."""
+    run = Run(LearnConfig(method="sapt"), stream(3))
+    settings = run.config.make_method().config.to_dict()
+    row = {"tasks": task_hashes(run.stream), LORA: None, HEAD: chosen_head(run.config), "settings": settings}
+    work: Any = SimpleNamespace(journal={run.key: row})
+    row["settings"] = {**settings, "num_virtual_tokens": 3, "of_an_earlier_version": 1}  # not read
+    assert _journaled(run, work) is row
+    row["settings"] = {**settings, "target_modules": "auto", "r": 8}
+    with pytest.raises(UserError, match=r"^cannot resume: settings.r was 8 when the run started and is 2 now"):
+        _journaled(run, work)
