@@ -12,7 +12,7 @@ from regard.errors import UserError
 from regard.hooks import watching
 from tests.hooks.test_own_modules import HEADS, TOKENS, WIDTH, Attention, Model, Way, assert_exact, ids, plain
 
-LINE = "its tokens stand in another order than outside of it"
+LINE = "its tokens, or its samples, stand in another order than outside of it"
 ORDER = torch.randperm(TOKENS, generator=torch.Generator().manual_seed(5))
 
 
@@ -100,6 +100,39 @@ def there_and_back(attention: Attention, x: Tensor) -> Tensor:
     return plain(attention, nn.functional.gelu(x[:, ORDER])[:, ORDER.argsort()])
 
 
+def in_some_channels(attention: Attention, x: Tensor) -> Tensor:
+    """As models that shift a quarter of the channels by one token."""
+    return plain(attention, torch.cat([x[..., :8].roll(1, 1), x[..., 8:]], -1))
+
+
+def with_the_mean_of_moved(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, x[:, ORDER].mean(1, keepdim=True) + x)
+
+
+def stacked(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, torch.stack([x.roll(1, 1), x]).mean(0))
+
+
+def written_back(attention: Attention, x: Tensor) -> Tensor:
+    y = nn.functional.gelu(x[:, ORDER])
+    restored = torch.empty_like(y)
+    restored[:, ORDER] = y
+    return plain(attention, restored)
+
+
+def copied_back(attention: Attention, x: Tensor) -> Tensor:
+    y = nn.functional.gelu(x[:, ORDER])
+    return plain(attention, y.new_zeros(y.shape).index_copy(1, ORDER, y))
+
+
+def by_angles_from_the_end(attention: Attention, x: Tensor) -> Tensor:
+    """As positions that count back from the last token: angles are moved, tokens are not."""
+    q, k, v = attention.split(x)
+    angles = torch.arange(TOKENS)[None, :, None] * torch.ones(len(x), 1, q.shape[-1])
+    factors = angles.flip(1)[:, None]
+    return scaled_dot_product_attention(factors * q, factors * k, v)
+
+
 def behind_sorted_experts(attention: Attention, x: Tensor) -> Tensor:
     y = x[:, ORDER]
     parts = torch.cat([y[:, :5] * 2, y[:, 5:] * 3], 1)
@@ -113,7 +146,18 @@ def of_the_token_before(attention: Attention, x: Tensor) -> Tensor:
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way",
-    [with_the_token_before, beside_the_token_before, there_and_back, behind_sorted_experts, of_the_token_before],
+    [
+        with_the_token_before,
+        beside_the_token_before,
+        in_some_channels,
+        with_the_mean_of_moved,
+        stacked,
+        there_and_back,
+        written_back,
+        copied_back,
+        behind_sorted_experts,
+        of_the_token_before,
+    ],
 )
 @torch.no_grad()
 def test_tokens_that_are_mixed_or_put_back_are_measured(way: Way) -> None:
@@ -123,12 +167,32 @@ def test_tokens_that_are_mixed_or_put_back_are_measured(way: Way) -> None:
     inputs = {
         with_the_token_before: lambda x: 0.5 * x + 0.5 * x.roll(1, 1),
         beside_the_token_before: lambda x: x,
+        in_some_channels: lambda x: torch.cat([torch.cat([x[:, -1:, :8], x[:, :-1, :8]], 1), x[..., 8:]], -1),
+        with_the_mean_of_moved: lambda x: x + x.mean(1, keepdim=True),
+        stacked: lambda x: 0.5 * x + 0.5 * x.roll(1, 1),
         there_and_back: nn.functional.gelu,
+        written_back: nn.functional.gelu,
+        copied_back: nn.functional.gelu,
         behind_sorted_experts: lambda x: torch.where(ORDER.argsort()[:, None] < 5, 2, 3) * x,
         of_the_token_before: lambda x: pad(x, (0, 0, 1, -1)),
     }
     model.inputs = [inputs[way](x) for x in model.inputs]  # type: ignore[index]
     assert_exact(watch, model)
+
+
+@torch.no_grad()
+def test_queries_and_keys_times_moved_angles_are_measured() -> None:
+    model = Model(by_angles_from_the_end, num_heads=HEADS)
+    with watching(model, "column_mass") as watch:
+        model(ids())
+    for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+        q, k = (part(x).unflatten(-1, (HEADS, -1)).transpose(1, 2).double() for part in (block.q, block.k))
+        back = torch.arange(TOKENS - 1, -1, -1).double()
+        weights = (q @ k.mT * back[:, None] * back * WIDTH**-0.5).softmax(-1)
+        frame = watch.frame("column_mass", layer=layer)
+        frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+        masses = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
+        torch.testing.assert_close(masses, weights.mean((0, 2)), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

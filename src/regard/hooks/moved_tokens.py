@@ -12,12 +12,16 @@ from regard.hooks.head_order import COMPARED, are_moved
 from regard.hooks.module_tree import cannot_observe
 from regard.hooks.two_operands import Step
 
+MAKING = ("empty", "full", "new_", "ones", "rand", "zeros")
+"""How names of functions begin that make a tensor of another one's shape alone."""
+
 
 class MovedTokens:
     """Follows what is made of hidden states whose tokens were moved in a block, or behind one.
 
-    Before the first block, positions are those of its input. A second move is taken to put them back, and a function of
-    moved and other tokens, as of a token and the one before it, to be about the others.
+    Before the first block, positions are those of its input. A second move is taken to put them back, and so is what is
+    written to a new tensor. A function of moved and other tokens, as of a token and the one before it, is taken to be
+    about the others.
     """
 
     def __init__(self) -> None:
@@ -33,14 +37,15 @@ class MovedTokens:
             return
         made = step.made
         read = [one for one in step.operands() if isinstance(one, Tensor) and one.is_floating_point()]
-        if not made or not read or is_traced() or is_transformed(made[0]):
+        if not made or not read or is_traced() or is_transformed(made[0]) or step.name.startswith(MAKING):
             return
         is_moved = any(map(self.holds, read))
         if step.moves_entries:
             is_moved = not is_moved and _moves_tokens(read[0], made[0]) and _is_of_blocks(step)
         elif is_moved:
             others = [one for one in read if not self.holds(one) and not isinstance(one, nn.Parameter)]
-            is_moved = not any(one.shape == read[0].shape for one in others)
+            tokens = (read[0].shape[:-1], made[0].shape[:-1])
+            is_moved = not any(one.shape[:-1] in tokens and one.shape[-1] > 1 for one in others)
         for one in made if is_moved else ():
             self._moved[id(one)] = ref(one)
 
@@ -53,7 +58,9 @@ class MovedTokens:
         """Raise a UserError if the values of a module are among these, and are those of moved tokens."""
         if self._moved and any(map(self.holds, tensors)):
             raise cannot_observe(
-                module, "its tokens stand in another order than outside of it; expected the order of the sequence"
+                module,
+                "its tokens, or its samples, stand in another order than outside of it; expected the order of the "
+                "sequence",
             )
 
 
@@ -64,7 +71,7 @@ def _is_of_blocks(step: Step) -> bool:
 
 @torch.no_grad()
 def _moves_tokens(before: Tensor, after: Tensor) -> bool:
-    """Return whether the tokens of (batch, token, width), or of (token, batch, width), stand in another order."""
+    """Return whether tokens or samples of (batch, token, width), or (token, batch, width), stand in another order."""
     if before.ndim != 3 or before.shape != after.shape or not before.numel():
         return False
     rows = ((before[0], after[0]), (before[:, 0], after[:, 0]))

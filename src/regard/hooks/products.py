@@ -183,7 +183,7 @@ class AttentionProducts:
         `args` and `kwargs` are those of the function that it calls.
         """
         self._softmax, self._skipped = None, _find_owner(modules)
-        self._moved_tokens.check(self._skipped, *args, *kwargs.values())
+        self._moved_tokens.check(self._skipped, _argument(args, kwargs, 2, "value", None))
         if call is not None:
             self._head_order.check(self._skipped, call.value)
 
