@@ -327,7 +327,29 @@ def behind_positions_of_pairs(attention: Attention, x: Tensor) -> Tensor:
     return ((q @ k.mT + torch.einsum("bnid,bijd->bnij", q, positions)) * SCALE).softmax(-1) @ v
 
 
-@pytest.mark.parametrize("way", [of_two_queries, behind_positions_of_pairs])
+def behind_positions_of_pairs_by_products(attention: Attention, x: Tensor) -> Tensor:
+    """As after Shaw et al. 2018: for each query a product of all samples and heads with positions of its keys."""
+    q, k, v = attention.split(x)
+    tokens, width = q.shape[2:]
+    by_query = q.permute(2, 0, 1, 3).flatten(1, 2) @ torch.ones(tokens, width, tokens)
+    return ((q @ k.mT + by_query.transpose(0, 1).unflatten(0, q.shape[:2])) * SCALE).softmax(-1) @ v
+
+
+def behind_positions_of_pairs_by_letters(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    tokens, width = q.shape[2:]
+    by_query = torch.einsum("qnd,qdk->qnk", q.permute(2, 0, 1, 3).flatten(1, 2), torch.ones(tokens, width, tokens))
+    return ((q @ k.mT + by_query.transpose(0, 1).unflatten(0, q.shape[:2])) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "way",
+    [
+        of_two_queries, behind_positions_of_pairs, behind_positions_of_pairs_by_products,
+        behind_positions_of_pairs_by_letters,
+    ],
+)  # fmt: skip
 @torch.no_grad()
 def test_products_of_the_same_keys_or_of_no_keys_are_no_rivals(way: Way) -> None:
     model = Model(way, num_heads=HEADS)

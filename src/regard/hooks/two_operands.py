@@ -176,19 +176,24 @@ class Product:
             pair = pair[::-1]
         return pair
 
-    def may_be_of_keys(self, batch: int) -> bool:
-        """Return whether both operands are of samples: one of positions has them once, or those of pairs of tokens."""
+    def may_be_of_keys(self, shape: Sequence[int]) -> bool:
+        """Return whether both operands are of samples, for scores (batch, head, query, key).
+
+        One of positions has them once, or is that of pairs of tokens, or has tokens where samples would stand.
+        """
+        batch, heads, *tokens = shape
+        operands = (self.left, self.right)
         if self.letters is None:
-            axes = max(self.left.ndim, self.right.ndim)
-            return all(one.ndim == axes and (len(one) > 1 or batch == 1) for one in (self.left, self.right))
-        left, right, output = self.letters
-        operands = ((self.left, left), (self.right, right))
-        return all(
-            output[0] in letters
-            and (one.shape[letters.index(output[0])] > 1 or batch == 1)
-            and not {*output[-2:]} <= {*letters}
-            for one, letters in operands
-        )
+            if self.left.ndim != self.right.ndim:
+                return False
+            firsts = [len(one) for one in operands]
+        else:
+            *both, output = self.letters
+            if any(output[0] not in letters or {*output[-2:]} <= {*letters} for letters in both):
+                return False
+            firsts = [one.shape[letters.index(output[0])] for one, letters in zip(operands, both, strict=True)]
+        samples = (batch, heads, batch * heads)
+        return all((size > 1 or batch == 1) and (size in samples or size not in tokens) for size in firsts)
 
     def _read_factors(self, batch: int, heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys of scores whose axes stand as in the product."""
@@ -250,7 +255,7 @@ def find_factors(
     (first, (query, key)), *others = read
     same = [(one, part) for one, (part, other) in others if _is_same(other, key)]
     rest = [one for one in known if one is not first and not any(one is other for other, _ in same)]
-    return sum((part for _, part in same), query), key, not any(one.may_be_of_keys(shape[0]) for one in rest)
+    return sum((part for _, part in same), query), key, not any(one.may_be_of_keys(shape) for one in rest)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
