@@ -145,3 +145,37 @@ def test_queries_of_the_same_keys_are_summed() -> None:
             frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
             values = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
             torch.testing.assert_close(values, pairs.mean((0, 2)), rtol=1e-5, atol=1e-6)
+
+
+def with_a_difference(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return ((q @ k.mT - (q + 0.5) @ k.mT) * SCALE).softmax(-1) @ v
+
+
+def with_two_scales(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (q @ k.mT * SCALE + (q + 0.5) @ k.mT / 7).softmax(-1) @ v
+
+
+def with_a_factor_of_the_sum(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return torch.add(q @ k.mT * SCALE, (q + 0.5) @ k.mT * SCALE, alpha=0.5).softmax(-1) @ v
+
+
+def with_gates(attention: Attention, x: Tensor) -> Tensor:
+    """Each gate may have the memory of the one before, and its name in Python."""
+    q, k, v = attention.split(x)
+    return ((q @ k.mT) * x.mean().exp() + ((q + 0.5) @ k.mT) * x.std().exp()).softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("way", [with_gates, with_a_difference, with_two_scales, with_a_factor_of_the_sum])
+@torch.no_grad()
+def test_queries_of_the_same_keys_that_are_no_plain_sum_are_refused_where_they_are_asked_for(way: Way) -> None:
+    """They were summed."""
+    model = Model(way, num_heads=HEADS)
+    with pytest.raises(UserError, match=LINE.replace("key_norm", "qk_norm")), watching(model, "qk_norm"):
+        model(ids())
+    with watching(model, "entropy") as watch:
+        model(ids())
+    assert watch.samples

@@ -17,7 +17,8 @@ from regard.hooks.einsum_letters import read_letters
 
 Axes = tuple[int, int]
 Layout = list[tuple[int, int]]
-Result = tuple[ReferenceType[Tensor], Axes | None, Layout]
+Shares = tuple[tuple[Any, ...], ...]
+Result = tuple[ReferenceType[Tensor], Axes | None, Layout, Shares]
 FOLLOWED = 16
 """Tensors made of a product of which it is known where its last two axes stand."""
 EXCHANGING = (
@@ -31,6 +32,8 @@ MOVING = (
     "flip", "fliplr", "flipud", "gather", "index_select", "msort", "roll", "rot90", "sort", "take", "take_along_dim",
 )  # fmt: skip
 """Functions behind which entries may stand in other places of their axes; indices may, too."""
+ADDING = ("__add__", "__iadd__", "__radd__", "add", "add_")
+"""Functions that add two tensors."""
 PARTING = ("chunk", "split", "tensor_split", "unbind")
 """Functions that make several tensors of one, whose last axes stand as before."""
 CUTTING = (*PARTING, "__getitem__", "cat", "concat", "concatenate", "narrow", "pad", "stack")
@@ -45,6 +48,8 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
+    key: object = field(default_factory=object)
+    """Tells it from other calls, without a reference to their tensors."""
 
     @property
     def name(self) -> str:
@@ -73,6 +78,15 @@ class Step:
             return None
         rows, columns = (after.index(strides[axis]) - len(after) for axis in axes)
         return rows, columns
+
+    def share(self, tensor: Tensor) -> Shares:
+        """Return what tells how a tensor enters what was made: nothing where it is added as it is."""
+        if self.name in ADDING and not self.kwargs:
+            return ()
+        places = (
+            None if one is tensor else self.key if isinstance(one, Tensor) else str(one) for one in self.operands()
+        )
+        return ((self.name, *places),)
 
     @property
     def moves_entries(self) -> bool:
@@ -119,7 +133,7 @@ class Product:
         letters: Those of both and of the output, as in `torch.einsum`.
         size: Entries of the output.
         results: The output and what was made of it, the axes of its rows and columns, counted from the last one (None
-            if they are not known), and its sizes and strides.
+            if they are not known), its sizes and strides, and how the output enters it.
     """
 
     left: Tensor
@@ -132,34 +146,38 @@ class Product:
     def of(cls, left: Tensor, right: Tensor, letters: tuple[str, str, str] | None, output: Tensor) -> Product:
         """Return the product of two tensors that has this output."""
         product = cls(left, right, letters, output.numel())
-        product._note(output, (-2, -1))
+        product._note(output, (-2, -1), ())
         return product
 
-    def _note(self, tensor: Tensor, axes: Axes | None) -> None:
-        self.results.append((ref(tensor), axes, list(zip(tensor.shape, tensor.stride(), strict=True))))
+    def _note(self, tensor: Tensor, axes: Axes | None, shares: Shares) -> None:
+        self.results.append((ref(tensor), axes, list(zip(tensor.shape, tensor.stride(), strict=True)), shares))
 
     def follow(self, step: Step) -> None:
         """Note what a function has made of the output, or of what was made of it; no masks."""
         made = step.made
         if not made or (made[0].numel() != self.size and step.name not in CUTTING and not step.moves_entries):
             return
-        for before, axes, layout in reversed(self.results):
+        for before, axes, layout, shares in reversed(self.results):
             tensor = before()
             if tensor is not None and step.reads(tensor):
                 for part in made:
-                    self._note(part, step.move(tensor, axes, layout, part))
+                    self._note(part, step.move(tensor, axes, layout, part), shares + step.share(tensor))
                 return
 
     def made(self, scores: Tensor) -> bool:
         """Return whether scores are known to be made of the output."""
-        return any(read() is scores for read, _, _ in self.results)
+        return self.shares_in(scores) is not None
+
+    def shares_in(self, scores: Tensor) -> Shares | None:
+        """Return how the output enters scores; None if they are not known to be made of it."""
+        return next((shares for read, _, _, shares in reversed(self.results) if read() is scores), None)
 
     def read_scores(self, scores: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys (batch, head, token, width), if they may have made scores.
 
         `shape` is theirs as (batch, head, query, key).
         """
-        axes = next((axes for read, axes, _ in reversed(self.results) if read() is scores), (-2, -1))
+        axes = next((axes for read, axes, *_ in reversed(self.results) if read() is scores), (-2, -1))
         if axes is None:
             return None
         if axes != (-1, -2):
@@ -245,7 +263,8 @@ def find_factors(
     Scores may be a sum of several. Positions are those of all samples, and so have fewer axes than keys, or one row. In
     one row of samples they may be as many, and nothing tells them apart; in several, keys may have parts. Nor are they
     told where the scores are not known to be made of a product, or only with entries in other places: then the latest
-    product that has their shape stands for it. `shape` is as `read_scores` takes it.
+    product that has their shape stands for it. Queries of the same keys are summed, and not told where they do not
+    enter in the same way, as in a difference. `shape` is as `read_scores` takes it.
     """
     known = sorted((one for one in products if one.made(scores)), key=_smaller_shape, reverse=True)
     read = [(one, pair) for one in known if (pair := one.read_scores(scores, shape)) is not None]
@@ -255,7 +274,9 @@ def find_factors(
     (first, (query, key)), *others = read
     same = [(one, part) for one, (part, other) in others if _is_same(other, key)]
     rest = [one for one in known if one is not first and not any(one is other for other, _ in same)]
-    return sum((part for _, part in same), query), key, not any(one.may_be_of_keys(shape) for one in rest)
+    is_sum = all(one.shares_in(scores) == first.shares_in(scores) for one, _ in same)
+    are_told = is_sum and not any(one.may_be_of_keys(shape) for one in rest)
+    return sum((part for _, part in same), query), key, are_told
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
