@@ -36,6 +36,10 @@ def indexed_by_a_list(scores: Tensor) -> Tensor:
     return scores[:, :, :, order(scores.shape[-1]).tolist()]
 
 
+def indexed_by_an_array(scores: Tensor) -> Tensor:
+    return scores[..., order(scores.shape[-1]).numpy()]
+
+
 def selected(scores: Tensor) -> Tensor:
     return scores.index_select(-1, order(scores.shape[-1]))
 
@@ -58,7 +62,19 @@ def shifted(scores: Tensor) -> Tensor:
     return nn.functional.pad(scores, (1, 0)).view(rows, heads, tokens + 1, tokens)[:, :, 1:]
 
 
-MOVES = [rolled, reversed_, turned, indexed, indexed_by_a_list, selected, gathered, taken, ordered, shifted]
+MOVES = [
+    rolled,
+    reversed_,
+    turned,
+    indexed,
+    indexed_by_a_list,
+    indexed_by_an_array,
+    selected,
+    gathered,
+    taken,
+    ordered,
+    shifted,
+]
 
 
 def moved_by(name: str) -> Way:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType, ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -94,7 +95,7 @@ class Step:
         if self.name != "__getitem__":
             return self.name in MOVING
         index = self.args[1] if isinstance(self.args[1], tuple) else (self.args[1],)
-        return any(isinstance(one, (Tensor, list, range)) for one in index)
+        return any(isinstance(one, (Tensor, np.ndarray, list, range)) for one in index)
 
     @property
     def made(self) -> list[Tensor]:
