@@ -187,6 +187,19 @@ def test_a_text_of_a_class_too_small_to_divide_is_held_out_under_no_label() -> N
     assert counts == [[7, 1, 1] * 2 + [2, 0, 0] + [1, 0, 0]] * 20
 
 
+def test_a_class_whose_texts_are_kept_for_others_is_none_that_is_held_out() -> None:
+    """It was in some splits alone, or nothing was held out at all, and nothing was said."""
+    pool = (*many("a", 3), *many("b", 9), *many("c", 3), *many("e", 9), *rows("d text a 0", "d text a 1", "f text c 0"))
+    with pytest.warns(UserWarning, match="with fewer than 3 texts that no other such class has .*: 'a', 'd', 'f'$"):
+        parts = divide_rows(pool, (0.1, 0.2), 0, "here")
+    assert [[row.label for row in part].count("a") for part in parts] == [3, 0, 0]
+    assert [[row.label for row in part].count("c") for part in parts] == [1, 1, 1]  # training has the text of f
+    assert {"text a 0", "text a 1", "text c 0"} <= set(texts(parts[0]))
+    shared = rows("c text a 0", "c text a 1", "d text a 2", "d text b 0", "e text b 1", "e text b 2")
+    with pytest.raises(UserError, match=r"at least 3 texts of two classes in here.*'a', 'b', 'c', 'd', 'e'"):
+        divide_rows((*many("a", 3), *many("b", 3), *shared), (0.1, 0.2), 0, "here")
+
+
 # -- what splits have in common -----------------------------------------------------------------------
 
 OVERLAPPING = task(

@@ -62,9 +62,16 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
     rows, and the class with them. Messages call the rows `name`. Raises UserError if fewer than two classes have
     enough.
     """
+
+    def is_rare(texts: int, free: int) -> bool:
+        return free + (free < texts) <= len(fractions)  # a text that stays is one for train
+
     labels = sorted({row.label for row in rows})
     keys_of = {label: sorted({row.key for row in rows if row.label == label}) for label in labels}
-    rare = [label for label in labels if len(keys_of[label]) <= len(fractions)]
+    free_of, rare, kept = keys_of, list[str](), set[TextKey]()
+    while rare != (found := [label for label in labels if is_rare(len(keys_of[label]), len(free_of[label]))]):
+        rare, kept = found, {key for label in found for key in keys_of[label]}
+        free_of = {label: [key for key in keys if key not in kept] for label, keys in keys_of.items()}
     if rare:
         count, listed = len(fractions) + 1, ", ".join(map(repr, rare[:8])) + (", …" if len(rare) > 8 else "")
         if labels == [FREE_ANSWER]:
@@ -73,12 +80,12 @@ def divide_rows(rows: LabeledRows, fractions: Sequence[float], seed: int, name: 
             expected = f"at least {count} texts of two classes in {name}, one for each split"
             why = describe_numbers([row.label for row in rows])
             raise UserError(f"stream: expected {expected}, got fewer of {listed}{why}")
-        warn_user(f"stream: classes of {name} with fewer than {count} texts stay in train, none is held out: {listed}")
+        shares_texts = any(len(keys_of[label]) >= count for label in rare)
+        few = f"fewer than {count} texts{' that no other such class has' if shares_texts else ''}"
+        warn_user(f"stream: classes of {name} with {few} stay in train, none is held out: {listed}")
     split_of: dict[tuple[str, TextKey], int] = {}
-    kept = {key for label in rare for key in keys_of[label]}
     for label in sorted(set(labels) - set(rare)):
-        keys = [key for key in keys_of[label] if key not in kept]
-        keys.sort(key=lambda key: rank_key("split", seed, key))
+        keys = sorted(free_of[label], key=lambda key: rank_key("split", seed, key))
         end = len(keys)
         for split, fraction in reversed(list(enumerate(fractions, start=1))):
             start = end - max(1, int(fraction * len(keys)))
