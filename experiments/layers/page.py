@@ -27,7 +27,7 @@ from regard.continual.methods.sapt_config import SaptConfig
 
 RECORD = "layers.json"
 TITLE = "Layers with adapters"
-COLUMNS = ("stream", "method", "layers", "seed", "AP til", "AP cil", "cpu_seconds", "adapter_bytes")
+COLUMNS = ("stream", "method", "layers", "seed", "AP til", "AP cil", "cpu_seconds")
 FLOATS = ("AP til", "AP cil", "cpu_seconds")
 CANDIDATES = tuple(name for name in LAYERS if name != PRESENT)
 """From the lowest rank on."""
@@ -107,8 +107,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             gains,
             "## By method",
             scores,
-            "AP in per cent after the last task, seconds of CPU time of the whole run on one core, and what is stored "
-            f"of all tasks; seed {SEEDS[0]}. MiniLM, defaults of the scale `laptop` but {LENGTH} tokens "
+            "AP in per cent after the last task, and seconds of CPU time of the whole run on one core; "
+            f"seed {SEEDS[0]}. MiniLM, defaults of the scale `laptop` but {LENGTH} tokens "
             f"a text and no diagnostics. `{SCRIPTS}` asks for the script of a character from the rest of its Unicode "
             f"name, five tasks of six scripts with 12 rows each; `{MIXED}` is {MIXED_TASKS} tasks of that of "
             "[routing.md](routing.md); the others are those of [methods.md](methods.md). "
@@ -150,14 +150,13 @@ def mean_table(tables: Tables) -> Table:
     """Means over seeds, by stream, method and layers."""
     lines = []
     for stream, method, layers in product(STREAMS, METHODS, LAYERS):
-        columns = ("AP cil", "AP til", "cpu_seconds", "adapter_bytes")
-        means = [tables.mean(stream, layers, column, method) for column in columns]
+        means = [tables.mean(stream, layers, column, method) for column in ("AP cil", "AP til", "cpu_seconds")]
         cells = [
-            DASH if mean is None or math.isnan(mean) else format(mean / unit, how)
-            for mean, unit, how in zip(means, (1, 1, 1, 2**20), (".1f", ".1f", ".0f", ".2f"), strict=True)
+            DASH if mean is None or math.isnan(mean) else format(mean, how)
+            for mean, how in zip(means, (".1f", ".1f", ".0f"), strict=True)
         ]
         lines.append([f"`{stream}`", f"`{method}`", layers, *cells])
-    head = ("stream", "method", "layers", "AP CIL", "AP TIL", "s", "stored MiB")
+    head = ("stream", "method", "layers", "AP CIL", "AP TIL", "s")
     return Table("layers-means", "means by stream, method and layers", head, lines)
 
 

@@ -110,8 +110,7 @@ def make_run(stream: str, method: str, layers: str, seed: int, data: str, work: 
         seeds=[seed],
         set=[f"{name}={value}" for name, value in LAYERS[layers].items()],
     )
-    record = make_record(stream, method, seed, result.accuracy_matrix, start)
-    return {**record, "layers": layers, "adapter_bytes": int(result.cost["memory_bytes"].iloc[-1])}
+    return {**make_record(stream, method, seed, result.accuracy_matrix, start), "layers": layers}
 
 
 def run_path(work: Path, stream: str, method: str, layers: str, seed: int) -> Path:

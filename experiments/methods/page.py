@@ -51,8 +51,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             scores,
             "AP in per cent after the last task, and seconds of CPU time of the whole run on one core; means over "
             f"{len(SEEDS)} seeds ± half the 95 % interval. MiniLM, defaults of the scale `laptop` but {LENGTH} tokens "
-            f"a text, no diagnostics, and of `{CANDIDATE}` adapters of queries and values. `stdlib-split` and "
-            "`news-series` are described in "
+            "a text and no diagnostics. `stdlib-split` and `news-series` are described in "
             f"[prescaling.md](prescaling.md); `sentiment` is {', '.join(MOODS)} of Long Sequence, without "
             "instructions. One small encoder, and few rows a task.",
         ],

@@ -4,9 +4,8 @@
         [--work DIR]
 
 `stdlib-split`; `news-series`, of the paper on pre-scaling; and `sentiment`, the four tasks of Long Sequence that ask
-for the mood of a text, whose labels are alike. MiniLM, defaults of the scale `laptop` but 32 tokens a text, no
-diagnostics, and of `sapt` adapters of queries and values. Finished runs are kept in `--work` and not made again; all
-take an hour and a half on one core.
+for the mood of a text, whose labels are alike. MiniLM, defaults of the scale `laptop` but 32 tokens a text and no
+diagnostics. Finished runs are kept in `--work` and not made again; all take an hour and a half on one core.
 
 Rule, fixed before the runs: `sapt` takes the place of `prescale` if on each stream the whole 95 % interval (Student's
 t, paired by seed) of its AP among the classes of all tasks (CIL) minus that of `prescale` is above 0, and the mean of
@@ -55,7 +54,6 @@ def make_run(stream: str, method: str, seed: int, data: str) -> dict[str, Any]:
         diagnostic_samples=0,
         save_models=False,
         seeds=[seed],
-        set=["target_modules=auto"] if method == CANDIDATE else [],
     )
     return make_record(stream, method, seed, result.accuracy_matrix, start)
 

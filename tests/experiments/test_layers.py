@@ -26,7 +26,7 @@ def tables(low: float = 0.0, full: float = 0.0, til: float = 0.0, time: float = 
             "AP cil": 40.0 + more + 3.0 * METHODS.index(method) if stream != ANSWERS else math.nan,
             "cpu_seconds": 60.0 * (time if layers != PRESENT else 1.0),
         }
-        rows.append({"stream": stream, "method": method, "layers": layers, "seed": seed, **scores, "adapter_bytes": 9})
+        rows.append({"stream": stream, "method": method, "layers": layers, "seed": seed, **scores})
     return page.Tables(pd.DataFrame(rows, columns=list(page.COLUMNS)), {})
 
 

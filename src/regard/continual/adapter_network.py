@@ -45,20 +45,9 @@ class LoraConfig(method.MethodConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AllLinearConfig(LoraConfig):
-    """Settings of low-rank adapters in all linear layers by default, which learn more (docs/layers.md).
+    """Settings of low-rank adapters in all linear layers by default, which learn more (docs/layers.md)."""
 
-    Args:
-        r: Rank; 0 for 2 in all linear layers, which have then about the weights of rank 8 in queries and values of a
-            BERT, and for 8 in others.
-    """
-
-    r: method.NonNegativeInt = 0
     target_modules: str = ALL_LINEAR
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.r and getattr(self, "adapter_type", "lora") == "lora":
-            object.__setattr__(self, "r", 2 if self.target_modules == ALL_LINEAR else LoraConfig.r)
 
 
 class FrozenModelNetwork(Network):

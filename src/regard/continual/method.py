@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -82,6 +83,11 @@ class MethodConfig:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def among(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that the method reads and a record of a run has, as JSON has them."""
+        values = json.loads(json.dumps(self.to_dict()))
+        return {name: values[name] for name in recorded if name in values.keys() - self.unread(values)}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed run may not change, without `newer` ones that have their default."""

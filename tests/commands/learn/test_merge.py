@@ -52,7 +52,7 @@ def test_a_run_its_adapters_and_the_command_give_one_merge(
     assert len(names) == 3
     ended = regard("merge", folder, "--weights", "0.5,0.25,2", "--out", "one")
     assert ended.code == 0, ended.err
-    assert f"3 adapters ({', '.join(names)}) by cat, rank 6" in " ".join(ended.out.split())
+    assert f"3 adapters ({', '.join(names)}) by cat, rank 24" in " ".join(ended.out.split())
     merge(run, tmp_path / "of-run", weights=[0.5, 0.25, 2])
     merge([folder / name for name in names], tmp_path / "of-three", weights=[0.5, 0.25, 2])
     parts = [deltas(folder / name, words) for name in names]
@@ -62,7 +62,7 @@ def test_a_run_its_adapters_and_the_command_give_one_merge(
             torch.testing.assert_close(delta, expected, rtol=1e-4, atol=1e-6)
     metadata = json.loads((tmp_path / "one" / "results.json").read_text(encoding="utf-8"))
     assert [(one["name"], one["weight"]) for one in metadata["adapters"]] == [*zip(names, (0.5, 0.25, 2), strict=True)]
-    assert (metadata["method"], metadata["rank"], metadata["cut_off"]) == ("cat", 6, None)
+    assert (metadata["method"], metadata["rank"], metadata["cut_off"]) == ("cat", 24, None)
     assert metadata["adapters"][0]["lineage"]["tasks"][0]["name"] == names[0]
 
 

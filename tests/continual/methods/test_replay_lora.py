@@ -49,7 +49,7 @@ def test_one_block_is_all_that_is_trained_below_the_head() -> None:
 
 @pytest.mark.parametrize(
     "said, told",
-    [({"r": -1}, "r: "), ({"memory_size": 0}, "memory_size: "), ({"replay_mode": "none"}, "replay_mode: ")],
+    [({"r": 0}, "r: "), ({"memory_size": 0}, "memory_size: "), ({"replay_mode": "none"}, "replay_mode: ")],
 )
 def test_settings_of_both_are_checked(said: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):

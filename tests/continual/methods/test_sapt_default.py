@@ -42,29 +42,12 @@ def place(learner: Learner, method: Sapt, task: int) -> None:
     method.place_adapter(learner, task)
 
 
-@pytest.mark.parametrize(
-    "given, rank, layers",
-    [
-        ({}, 2, "all-linear"),
-        ({"target_modules": "auto"}, 8, "auto"),
-        ({"target_modules": "q_proj"}, 8, "q_proj"),
-        ({"r": "4"}, 4, "all-linear"),
-        ({"r": 4, "target_modules": "auto"}, 4, "auto"),
-        ({"adapter_type": "prompt"}, 0, "all-linear"),  # not read
-    ],
-)
-def test_rank_follows_layers_unless_it_is_given(given: dict[str, Any], rank: int, layers: str) -> None:
-    config = SaptConfig.parse(given)
-    assert (config.r, config.target_modules) == (rank, layers)
-    assert SaptConfig.restore(config.to_dict()) == config
-    assert (SaptPaperConfig().r, SaptPaperConfig().target_modules) == (8, "auto")
-
-
 def test_adapters_are_in_all_linear_layers() -> None:
     method = METHODS["sapt"]()
     network = make_learner(stream(), method, loaded(), BUDGET, seed=1).network_as(SaptNetwork)
     types = {name.rsplit(".", 1)[-1] for name in network.pool.layers}
     assert types == {"query", "key", "value", "dense"}
+    assert SaptPaperConfig().target_modules == "auto"
 
 
 def test_the_router_knows_the_training_rows_of_each_task_and_nothing_twice() -> None:

@@ -178,7 +178,7 @@ def test_answers_are_written_behind_prompts(kind: Any) -> None:
 
 
 def test_what_writes_stands_beside_prompts_and_leaves_them() -> None:
-    learner, method = small_pseudo.begun(adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4, r=0)
+    learner, method = small_pseudo.begun(adapter_type="prompt", num_virtual_tokens=2, encoder_hidden_size=4, r=8)
     before = states_of(learner.network_as(SaptNetwork))
     learner.task = 0
     method.before_task(learner, 0)

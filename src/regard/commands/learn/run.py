@@ -1,6 +1,5 @@
 """Comparison of methods on a stream, task after task, and its work folder."""
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -228,12 +227,10 @@ def _make_runs(
 def _journaled(run: Run, work: WorkDir) -> Row:
     """Return the result of a finished run. UserError if it was of other tasks, adapters, settings or another head."""
     result: Row = work.journal[run.key]
-    now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
-    check_same_identity({name: result[name] for name in now}, now)
-    settings = json.loads(json.dumps(run.config.make_method().config.to_dict()))
-    read = settings.keys() & result["settings"].keys() - run.config.make_method().config.unread(settings)
-    before, after = ({name: of[name] for name in sorted(read)} for of in (result["settings"], settings))
-    check_same_identity({"settings": before}, {"settings": after})  # another version has other defaults
+    settings = run.config.make_method().config.among(result["settings"])  # another version has other defaults
+    now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config), "settings": settings}
+    before = {**{name: result[name] for name in now}, "settings": {name: result["settings"][name] for name in settings}}
+    check_same_identity(before, now)
     return result
 
 
