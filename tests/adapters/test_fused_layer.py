@@ -134,6 +134,12 @@ def test_no_tokens(shape: tuple[int, ...]) -> None:
     assert run(made, drawn(*shape).requires_grad_(), weights).shape == (*shape[:-1], OUTPUTS)
 
 
+def test_states_of_another_width_are_refused_as_by_the_layer() -> None:
+    made = layer(4, 3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        run(made, drawn(3, 4, 2 * INPUTS).requires_grad_(), weights_of(3, 4).detach())
+
+
 def test_states_in_another_order_in_memory() -> None:
     made, weights = layer(4, 3), weights_of(3, 4).detach()
     turned = drawn(4, 3, INPUTS).transpose(0, 1).requires_grad_()

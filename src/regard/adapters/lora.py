@@ -141,7 +141,8 @@ class LoraAdapters(nn.Module):
         parts = (*self._stack_trained(mix.trained), *frozen)
         if not are_alike(states, parts):
             return None
-        out: Tensor = FusedLayer.apply(states.reshape(-1, self.inputs), layer.weight, layer.bias, *parts, mixed)
+        rows = states.reshape(-1, states.shape[-1])
+        out: Tensor = FusedLayer.apply(rows, layer.weight, layer.bias, *parts, mixed)
         return out.view(*states.shape[:-1], -1)
 
     def _join(self, mix: AdapterWeights, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
