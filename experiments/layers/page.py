@@ -103,7 +103,7 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             f"with the task known (TIL) at most {MOST_LOST:g} point below on each stream, of which `{ANSWERS}` has TIL "
             f"alone; CPU time at most {MOST_TIME:g} times, in the geometric mean over streams. If both ranks pass, the "
             f"lower one unless the other has {LEAST_GAIN:g} points more of AP CIL.",
-            "## All linear layers minus queries and values",
+            "## All linear layers minus queries and values: means over streams, and the least of one",
             gains,
             "## By method",
             scores,
@@ -142,7 +142,7 @@ def gain_table(tables: Tables) -> Table:
         known, all_tasks = (tables.gains(layers, column) for column in ("AP til", "AP cil"))
         cells = [f"{fmean(all_tasks):+.1f}", f"{min(all_tasks):+.1f}", f"{fmean(known):+.1f}", f"{min(known):+.1f}"]
         lines.append([layers, *cells, f"{tables.time_ratio(layers):.2f}", "holds" if passed else "fails"])
-    head = ("layers", "AP CIL", "least of a stream", "AP TIL", "least of a stream", "CPU time", "rule")
+    head = ("layers", "AP CIL", "least AP CIL", "AP TIL", "least AP TIL", "CPU time", "rule")
     return Table("layers-gains", "differences by rank", head, lines)
 
 
