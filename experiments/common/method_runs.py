@@ -11,7 +11,7 @@ import pandas as pd
 from experiments.common.claims import format_interval
 from experiments.common.parts import Table
 from experiments.common.run_table import RunTable
-from experiments.common.runs import final_scores, origin
+from experiments.common.runs import describe_scores, final_scores, origin
 from regard.runs.intervals import t_interval
 
 
@@ -33,7 +33,7 @@ def run_path(work: Path, stream: str, method: str, seed: int) -> Path:
 def describe_run(run: Mapping[str, Any]) -> str:
     """Return what a run came to, in one line."""
     name = f"{run['stream']}, {run['method']}, seed {run['seed']}"
-    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}, {run['cpu_seconds']:.0f} s"
+    return describe_scores(name, run)
 
 
 class MethodTable(RunTable):

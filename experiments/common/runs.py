@@ -24,6 +24,8 @@ COST = (
 )
 """Cost of a run: sums over tasks, except peak memory (maximum) and stored memory (after the last task). `seconds` are
 training time, `run_seconds` the whole run."""
+SCENARIOS = ("AP til", "AP cil")
+"""Columns of `final_scores`; tasks of written answers have the first alone."""
 _FLOATS = ("til", "cil", "seconds", "hook_seconds", "run_seconds", "flops", "peak_memory_mib")
 
 
@@ -133,6 +135,12 @@ def final_scores(matrix: pd.DataFrame) -> dict[str, float]:
     """Return the mean score over tasks after the last one, by scenario, as `AP SCENARIO`."""
     last = matrix[matrix["after_task"] == matrix["after_task"].max()]
     return {f"AP {scenario}": float(rows["score"].mean()) for scenario, rows in last.groupby("scenario")}
+
+
+def describe_scores(name: str, run: Mapping[str, Any]) -> str:
+    """Return the `final_scores` of a run of this name in one line, and its CPU time where that is known."""
+    scores = [f"{column.removeprefix('AP ').upper()} {run[column]:.1f}" for column in SCENARIOS if column in run]
+    return f"{name}: {', '.join(scores)}" + (f", {run['cpu_seconds']:.0f} s" if "cpu_seconds" in run else "")
 
 
 def matrix_rows(run: Mapping[str, Any], key: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -16,7 +16,6 @@ tasks (CIL) at least 2 points above, in the mean over streams of MiniLM; AP CIL 
 streams. If both ranks pass, the lower one unless the other has 2 points more of AP CIL.
 """
 
-import math
 import time
 import unicodedata
 from argparse import Namespace
@@ -29,7 +28,7 @@ from typing import Any
 
 import regard
 from experiments.common.method_runs import make_record
-from experiments.common.runs import Case, make_missing
+from experiments.common.runs import Case, describe_scores, make_missing
 from experiments.methods.run import SENTIMENT, take_moods
 from experiments.routing.run import DECODER_SEED
 from experiments.routing.streams import assemble, make_task, read_answers, read_long, read_mixed, take_first
@@ -131,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _describe(run: Mapping[str, Any]) -> str:
     name = f"{run['stream']}, {run['method']}, {run['layers']}, seed {run['seed']}"
-    return f"{name}: TIL {run['AP til']:.1f}, CIL {run.get('AP cil', math.nan):.1f}, {run['cpu_seconds']:.0f} s"
+    return describe_scores(name, run)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.runs import Case, final_scores, make_missing, origin
+from experiments.common.runs import Case, describe_scores, final_scores, make_missing, origin
 from experiments.routing.streams import read_mixed, take_first
 from regard.data.stream import Stream
 
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _describe(run: Mapping[str, Any]) -> str:
     name = f"{run['stream']}, {run['method']}, {run['head']}, {run['rate']:g}"
-    return f"{name}: TIL {run['AP til']:.1f}, CIL {run['AP cil']:.1f}"
+    return describe_scores(name, run)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def can_fuse(layer: nn.Module, adapters: nn.Module, states: Tensor) -> bool:
     parts = [layer.weight] if layer.bias is None else [layer.weight, layer.bias]
     is_frozen = all(type(part) is nn.Parameter and not part.requires_grad for part in parts)
     is_kept = bool(states.numel()) and not states.is_inference()
-    is_plain = is_frozen and is_kept and are_alike(states, parts) and not _is_autocast(states)
+    is_plain = is_frozen and is_kept and are_alike(states, parts) and not is_autocast(states)
     return is_plain and not (_is_seen(layer, adapters) or has_tangent(states))
 
 
@@ -41,14 +41,15 @@ def are_alike(states: Tensor, parts: Iterable[Tensor | None]) -> bool:
     return is_known and len({(part.dtype, part.device) for part in present}) == 1
 
 
-def _is_autocast(states: Tensor) -> bool:
+def is_autocast(states: Tensor) -> bool:
+    """Return whether autocast is at work where states are."""
     device = states.device.type
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def _as_forward(grad: Tensor) -> AbstractContextManager[Any]:
     """Return what a backward pass runs in: no autocast, which the forward had not."""
-    return torch.autocast(grad.device.type, enabled=False) if _is_autocast(grad) else nullcontext()
+    return torch.autocast(grad.device.type, enabled=False) if is_autocast(grad) else nullcontext()
 
 
 def _is_seen(layer: nn.Module, adapters: nn.Module) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.adapters.fused_layer import FusedLayer, are_alike, are_joined, can_fuse
+from regard.adapters.fused_layer import FusedLayer, are_alike, are_joined, can_fuse, is_autocast
 from regard.adapters.layouts import Layout
 from regard.adapters.mixture import AdapterWeights, Mixture
 from regard.adapters.off_loading import check_in_memory
@@ -103,13 +103,11 @@ class LoraAdapters(nn.Module):
             raise UserError(f"weights: expected one for each of at most {len(self)} adapters, got {weights.shape[-1]}")
         if len(self) and self.A[0].is_meta and not states.is_meta:  # would give any numbers
             check_in_memory(self)
-        tokens = states.numel() // self.inputs
-        sizes = len(states), tokens, self.rank, self.scale, self.trained
-        mix = mixture.layer_weights(*sizes, training=self.training, device=states.device)
+        mix = self._weigh(states, mixture)
         groups = 1 if weights.dim() == 1 else len(weights)
         inputs = (self.dropout(states) if self.training else states).reshape(groups, -1, self.inputs)
         result = out.reshape(groups, -1, self.outputs)
-        if (whole := self._join(mix, tokens)) is not None:
+        if (whole := self._join(mix, states.numel() // self.inputs)) is not None:
             return _add(inputs, result, *whole).reshape(out.shape)
         if mix.trained_weights is not None:
             result = _add(inputs, result, *self._stack_trained(mix.trained), mix.trained_weights)
@@ -129,8 +127,7 @@ class LoraAdapters(nn.Module):
         is_fixed = weights is not None and not weights.requires_grad and weights.shape[-1] <= len(self)
         if not is_fixed or (self.training and self.dropout.p) or not can_fuse(layer, self, states):
             return None
-        sizes = len(states), states.numel() // self.inputs, self.rank, self.scale, self.trained
-        mix = mixture.layer_weights(*sizes, training=self.training, device=states.device)
+        mix = self._weigh(states, mixture)
         if mix.trained_weights is None or mix.gathered is not None or (self.detach_old and mix.frozen):
             return None
         frozen: tuple[Tensor | None, Tensor | None] = (None, None)
@@ -144,6 +141,11 @@ class LoraAdapters(nn.Module):
         rows = states.reshape(-1, states.shape[-1])
         out: Tensor = FusedLayer.apply(rows, layer.weight, layer.bias, *parts, mixed)
         return out.view(*states.shape[:-1], -1)
+
+    def _weigh(self, states: Tensor, mixture: Mixture) -> AdapterWeights:
+        """Return the weights of the adapters for these states."""
+        sizes = len(states), states.numel() // self.inputs, self.rank, self.scale, self.trained
+        return mixture.layer_weights(*sizes, training=self.training, device=states.device)
 
     def _join(self, mix: AdapterWeights, tokens: int) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return A, Bᵀ and weights of trained, then frozen adapters, where one product has all, as in `FusedLayer`."""
@@ -269,9 +271,7 @@ def weight_shape(layer: Any) -> tuple[int, int]:
 
 def _cast(states: Tensor, like: Tensor) -> Tensor:
     """Cast states to the dtype of the adapters; leave them alone under autocast."""
-    device = states.device.type
-    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return states if has_autocast else states.to(like.dtype)
+    return states if is_autocast(states) else states.to(like.dtype)
 
 
 def _add(inputs: Tensor, out: Tensor, down: Tensor, up: Tensor, weights: Tensor) -> Tensor:

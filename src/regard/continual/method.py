@@ -84,9 +84,14 @@ class MethodConfig:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def as_recorded(self) -> dict[str, Any]:
+        """Return the settings as a record of a run has them, in JSON."""
+        recorded: dict[str, Any] = json.loads(json.dumps(self.to_dict()))
+        return recorded
+
     def among(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that the method reads and a record of a run has, as JSON has them."""
-        values = json.loads(json.dumps(self.to_dict()))
+        """Return the settings that the method reads and a record of a run has."""
+        values = self.as_recorded()
         return {name: values[name] for name in recorded if name in values.keys() - self.unread(values)}
 
     def identity(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -49,8 +50,11 @@ class Step:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
-    key: object = field(default_factory=object)
-    """Tells it from other calls, without a reference to their tensors."""
+
+    @cached_property
+    def key(self) -> object:
+        """Tells it from other calls, without a reference to their tensors."""
+        return object()
 
     @property
     def name(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -116,11 +115,10 @@ class FinishedRun:
 
     def _changed_settings(self, config: LearnConfig, before: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings that a method reads and had otherwise, with the values that they had."""
-        method = config.make_method()
-        now = json.loads(json.dumps(method.config.to_dict()))
-        defaults = json.loads(json.dumps(type(method.config)().to_dict()))
+        settings = config.make_method().config
+        now, defaults = settings.as_recorded(), type(settings)().as_recorded()
         had = {name: before.get(name, defaults.get(name)) for name in {**now, **before}}
-        unread = method.config.unread(now)
+        unread = settings.unread(now)
         return {name: value for name, value in had.items() if name not in unread and value != now.get(name)}
 
     def choices(self, config: LearnConfig) -> Mapping[str, Any]:
