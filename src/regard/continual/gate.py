@@ -98,7 +98,7 @@ def _score_adapters(
     own_adapter = network.adapter_of(task)
     others = [adapter for adapter in map(network.adapter_of, reversed(range(tasks_trained))) if adapter != own_adapter]
     if routed is None:
-        routed = score_task(learner, task, tasks_trained=tasks_trained).til
+        routed = score_task(learner, task, tasks_trained=tasks_trained, known_task=False).til
     scores: list[GateValue] = [("routed_score", None, routed)]
     alone = [("own_adapter_score", own_adapter)]
     alone += [("last_adapter_score", adapter) for adapter in others[:1]]
@@ -109,6 +109,6 @@ def _score_adapters(
         key = task, adapter, of_adapter[adapter] + of_rest
         if key not in known:
             with network.use_only(adapter):
-                known[key] = score_task(learner, task, tasks_trained=tasks_trained).til
+                known[key] = score_task(learner, task, tasks_trained=tasks_trained, known_task=False).til
         scores.append((name, adapter + 1, known[key]))
     return scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,12 @@ class LearntModel:
         for batch in encoded.batches(batch_size):
             width = int(batch["attention_mask"].sum(1).max())
             inputs = {name: value[:, :width].to(device) for name, value in batch.items()}
+            knowing = None
             if task is not None:
                 inputs["tasks"] = torch.full((len(batch["input_ids"]),), number, device=device)
-            logits = self.network(inputs)
+                knowing = self.network.knowing(number)
+            with knowing or nullcontext():
+                logits = self.network(inputs)
             predicted += [
                 classes[index] for index in logits.float().cpu().masked_fill(banned, -torch.inf).argmax(-1).tolist()
             ]

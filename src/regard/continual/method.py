@@ -42,6 +42,8 @@ class MethodConfig:
 
     newer: ClassVar[frozenset[str]] = frozenset()
     """Settings that came later: a run of before goes on as one that has their default."""
+    before: ClassVar[Mapping[str, Any]] = {}
+    """What was done before there were some settings, by name: a record that lacks one is of a run that did that."""
     conditions: ClassVar[Mapping[str, tuple[RequiredSetting, ...]]] = {}
     """Settings that are read only where others are as they are said to be."""
 
@@ -66,9 +68,14 @@ class MethodConfig:
     @classmethod
     def restore(cls, values: Mapping[str, Any]) -> MethodConfig:
         """Return settings that a run had; earlier versions took those that nothing reads beside the others."""
-        names = {setting.name for setting in dataclasses.fields(cls)}
+        names, values = {setting.name for setting in dataclasses.fields(cls)}, cls.completed(values)
         unread = cls.unread({name: value for name, value in values.items() if name in names})
         return cls.parse({name: value for name, value in values.items() if name not in unread})
+
+    @classmethod
+    def completed(cls, recorded: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a record, with what was done before there were those that it lacks."""
+        return {**cls.before, **recorded}
 
     @classmethod
     def unread(cls, values: Mapping[str, Any]) -> set[str]:
@@ -95,10 +102,10 @@ class MethodConfig:
         return {name: values[name] for name in recorded if name in values.keys() - self.unread(values)}
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that a resumed run may not change, without `newer` ones that have their default."""
+        """Return the settings that a resumed run may not change, without those that say what was done before them."""
         defaults = {setting.name: setting.default for setting in dataclasses.fields(self)}
-        values = self.to_dict().items()
-        return {name: value for name, value in values if name not in self.newer or value != defaults[name]}
+        known = {name: defaults[name] for name in self.newer if name in defaults} | dict(self.before)
+        return {name: value for name, value in self.to_dict().items() if name not in known or value != known[name]}
 
 
 def suggest_name(name: str, valid_names: Iterable[str]) -> str:

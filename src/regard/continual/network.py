@@ -1,6 +1,7 @@
 """What is trained: rows in, logits out."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar, cast
 
 import torch
@@ -62,6 +63,10 @@ class Network(nn.Module):
     def kept_tensors(self) -> list[Tensor]:
         """Return what the network knows of the data beside its weights, which costs memory as stored examples do."""
         return []
+
+    def knowing(self, task: int) -> AbstractContextManager[None] | None:
+        """Return a context in which the network answers texts that are known to be of a task; None if as any others."""
+        return None
 
     def annotate(self, rows: dict[str, Tensor], split: Split) -> dict[str, Tensor]:
         """Return rows of a split with what the network knows of them; they are on its device."""

@@ -343,7 +343,7 @@ def _measure_gate(run: RunState, rows: int) -> list[Row]:
     learner, tasks_trained = run.learner, run.learner.task + 1
     scored_tasks = None if tasks_trained == len(learner.stream) else (learner.task,)
     scores = [row for row in run.rows["matrix"] if row["after_task"] == tasks_trained and row["scenario"] == "til"]
-    routed = {row["task_index"] - 1: row["score"] for row in scores}
+    routed = {task: row["score"] for row in scores if learner.network.knowing(task := row["task_index"] - 1) is None}
     options: dict[str, Any] = {"rows": rows, "scored_tasks": scored_tasks, "routed_scores": routed}
     options["known_scores"] = run.known_scores
     return measure_gate(learner, run.method, tasks_trained, **options)

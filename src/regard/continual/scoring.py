@@ -1,6 +1,7 @@
 """How well a network does a task: rows classified right, or answers graded by the metric of their task."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -36,18 +37,27 @@ class Score:
     right: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
 
 
-def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split = "test") -> Score:
-    """Score a split of a task after `tasks_trained` tasks, by the highest logits, or as `score_text` does."""
+def score_task(
+    learner: Learner, task: int, *, tasks_trained: int, split: Split = "test", known_task: bool = True
+) -> Score:
+    """Score a split of a task after `tasks_trained` tasks, by the highest logits, or as `score_text` does.
+
+    With the task known (TIL) the network answers as one that knows it, see `Network.knowing`, if `known_task`.
+    """
     if isinstance(learner, TextLearner):
         return score_text(learner, cast(TextTask, learner.stream.tasks[task]), split=split)
     encoded = learner.encoded[task, split]
     local_rows = processes.local_shard(encoded.attention_mask.sum(1).argsort(stable=True)).tolist()
     right: list[Tensor] = []
     if local_rows:
-        logits = compute_logits(learner, task, split, local_rows)
+        logits = informed = compute_logits(learner, task, split, local_rows)
+        knowing = learner.network.knowing(task) if known_task else None
+        if knowing is not None:
+            with knowing:
+                informed = compute_logits(learner, task, split, local_rows)
         labels = torch.tensor(learner.stream.class_indices(task))[encoded.labels[local_rows]].to(logits.device)
-        scopes = learner.task_classes[task], learner.seen_classes(max(tasks_trained, 1) - 1)
-        masked = (logits.masked_fill(~classes.to(logits.device), -torch.inf) for classes in scopes)
+        scopes = (informed, learner.task_classes[task]), (logits, learner.seen_classes(max(tasks_trained, 1) - 1))
+        masked = (values.masked_fill(~classes.to(values.device), -torch.inf) for values, classes in scopes)
         right.append(torch.stack([values.argmax(-1) for values in masked]) == labels)
     til, cil = _collect_rows(right, local_rows, len(encoded), learner.device)
     n = len(encoded)
@@ -57,7 +67,7 @@ def score_task(learner: Learner, task: int, *, tasks_trained: int, split: Split 
 def score_training_rows(learner: Learner, task: int) -> float:
     """Return the per cent of some training rows of a task that are right among its classes, without dropout."""
     items, right = learner.sample_examples(task, "train", NUM_TRAINING_ROWS), 0
-    with learner.evaluation_mode() as network, torch.no_grad():
+    with learner.evaluation_mode() as network, torch.no_grad(), learner.network.knowing(task) or nullcontext():
         for batch in learner.batches_by_length(items):
             logits = network(batch).float()
             classes = learner.task_classes[task].to(logits.device)

@@ -117,6 +117,7 @@ class FinishedRun:
         """Return the settings that a method reads and had otherwise, with the values that they had."""
         settings = config.make_method().config
         now, defaults = settings.as_recorded(), type(settings)().as_recorded()
+        before = settings.completed(before)
         had = {name: before.get(name, defaults.get(name)) for name in {**now, **before}}
         unread = settings.unread(now)
         return {name: value for name, value in had.items() if name not in unread and value != now.get(name)}

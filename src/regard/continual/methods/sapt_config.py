@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from regard.adapters.attention import ProjectionOrder
 from regard.adapters.routers import QueryName, RouterName
@@ -14,6 +14,7 @@ AUTO = "auto"
 Block = Literal["lora", "prompt"]
 Gate = Literal["open", "published"]
 Begins = Literal["last", "best", "nothing"]
+KnownTask = Literal["adapter", "router"]
 Reflects = Literal["real", "generated", "density", "none"]
 TargetSplit = Literal["train", "dev"]
 
@@ -63,6 +64,8 @@ class SaptConfig(adapter_network.AllLinearConfig):
         init: A new adapter begins as the "last", as the "best" of all (which may be none), or as "nothing".
         init_candidates: How many earlier adapters are tried, those that the router finds likeliest; 0 for all.
         above_query: Adapt only layers after those that are read, so that answering takes one forward pass.
+        known_task: What answers a text whose task is known, with labels (TIL): its task's "adapter" alone, or the
+            "router", which has to find the task by the text as where it is not known (CIL).
         top_k: Adapters that a row uses, in training of those of earlier tasks; 0 for all.
         router_warmup_steps: Steps that teach the router, see `regard.adapters.router_warmup`.
         router_loss_weight: Weight of the warmup's loss while the adapter is trained, in place of the reflection.
@@ -76,6 +79,7 @@ class SaptConfig(adapter_network.AllLinearConfig):
 
     conditions: ClassVar[Mapping[str, tuple[RequiredSetting, ...]]] = CONDITIONS
     newer: ClassVar[frozenset[str]] = frozenset({"generator_repetition_penalty"})
+    before: ClassVar[Mapping[str, Any]] = {"known_task": "router"}
     adapter_type: Block = "lora"
     num_virtual_tokens: method.PositiveInt = 10
     encoder_hidden_size: method.NonNegativeInt = 800
@@ -83,6 +87,7 @@ class SaptConfig(adapter_network.AllLinearConfig):
     query: QueryName = "states"
     query_layers: str = AUTO
     above_query: bool = False
+    known_task: KnownTask = "adapter"
     router_hidden_size: method.PositiveInt = 100
     projection_order: ProjectionOrder = "published"
     top_k: method.NonNegativeInt = 0
@@ -144,6 +149,7 @@ class SaptPaperConfig(SaptConfig):
     target_modules: str = "auto"
     router: RouterName = "attention"
     query: QueryName = "embeddings"
+    known_task: KnownTask = "router"
     gate: Gate = "published"
     reflection_sum: bool = True
     target_split: TargetSplit = "dev"

@@ -13,7 +13,7 @@ from regard.adapters.router_warmup import PastTask
 from regard.continual import method
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
-from regard.continual.methods.sapt_config import CONDITIONS, SaptConfig
+from regard.continual.methods.sapt_config import CONDITIONS, KnownTask, SaptConfig
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
@@ -33,6 +33,7 @@ class SaptTaskFreeConfig(SaptConfig):
     """
 
     conditions: ClassVar[Mapping[str, tuple[method.RequiredSetting, ...]]] = {**CONDITIONS, "memory_size": ()}
+    known_task: KnownTask = "router"
     memory_size: Annotated[int, method.Range(2)] = 50
     novelty_samples: Annotated[int, method.Range(2)] = 100
     false_alarm_rate: Annotated[float, method.Range(1 / (DRAWS + 1), 1)] = 0.01
