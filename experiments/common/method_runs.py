@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +13,18 @@ from experiments.common.claims import format_interval
 from experiments.common.parts import Table
 from experiments.common.run_table import RunTable
 from experiments.common.runs import describe_scores, final_scores, origin
+from regard.continual.methods import method_named
 from regard.runs.intervals import t_interval
+
+
+EARLIER = {"target_modules": "auto", "known_task": "router"}
+"""Settings of methods whose defaults were others when most pages were made: these keep them."""
+
+
+def earlier_settings(method: str) -> dict[str, str]:
+    """Return the settings among `EARLIER` that a method has: of adapters, or of those that a router weighs."""
+    known = {setting.name for setting in fields(method_named(method).Config)}
+    return {name: value for name, value in EARLIER.items() if name in known}
 
 
 def make_record(stream: str, method: str, seed: int, matrix: pd.DataFrame, start: float) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
-from experiments.common.method_runs import make_record
+from experiments.common.method_runs import earlier_settings, make_record
 from experiments.common.runs import Case, describe_scores, make_missing
 from experiments.methods.run import SENTIMENT, take_moods
 from experiments.routing.run import DECODER_SEED
@@ -107,7 +107,7 @@ def make_run(stream: str, method: str, layers: str, seed: int, data: str, work: 
         diagnostic_samples=0,
         save_models=False,
         seeds=[seed],
-        set=[f"{name}={value}" for name, value in LAYERS[layers].items()],
+        set=[f"{name}={value}" for name, value in (earlier_settings(method) | LAYERS[layers]).items()],
     )
     return {**make_record(stream, method, seed, result.accuracy_matrix, start), "layers": layers}
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import regard
+from experiments.common.method_runs import earlier_settings
 from experiments.common.runs import Case, describe_scores, final_scores, make_missing, origin
 from experiments.routing.streams import read_mixed, take_first
 from regard.data.stream import Stream
@@ -43,7 +44,7 @@ def make_run(stream: str, method: str, rate: float, head: str, data: str) -> dic
         "diagnostic_samples": 0,
         "save_models": False,
         "seeds": [SEED],
-        "set": ["target_modules=auto"],
+        "set": [f"{name}={value}" for name, value in earlier_settings(method).items()],
     }
     result = regard.learn(
         read_tasks(stream, data), method, model="minilm", learning_rate=rate, length=LENGTH, **options

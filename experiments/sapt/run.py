@@ -20,8 +20,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from experiments.common.method_runs import earlier_settings
 from experiments.common.runs import Case, file_name, make_missing, origin
-from regard.continual.adapter_network import LoraConfig
 from regard.continual.gate import measure_gate
 from regard.continual.learner import Learner
 from regard.continual.methods import method_named
@@ -41,8 +41,6 @@ RANK, ALPHA = 8, 32
 BUDGET = TrainingBudget(
     num_epochs=4, learning_rate=2e-3, batch_size=16, length=72, precision="bfloat16", weight_decay=0.0
 )
-LAYERS = {"target_modules": "auto"}
-"""The paper's, for all methods with LoRA: adapters of queries and values."""
 SUMMED = 5e-4
 """The rate of methods that add frozen blocks up: at the others' all texts have the same state in the end."""
 STORED = {"memory_size": 100}
@@ -172,8 +170,7 @@ def run_row(
     settings = dict(of.settings)
     if "pseudo_samples_dir" in settings:
         settings["pseudo_samples_dir"] = str(Path(data) / settings["pseudo_samples_dir"])
-    layers = LAYERS if issubclass(method_class.Config, LoraConfig) else {}
-    method = method_class(method_class.Config.parse({**layers, **settings}))
+    method = method_class(method_class.Config.parse({**earlier_settings(of.method), **settings}))
     lora = {"rank": RANK, "alpha": ALPHA} if of.lora else None
     budget = dataclasses.replace(budget, learning_rate=of.rate or budget.learning_rate)
     head: HeadName | None = "labels" if method.head == "linear" and not tasks.text else None

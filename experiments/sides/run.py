@@ -21,6 +21,7 @@ from itertools import product
 from typing import Any, cast, get_args
 
 import regard
+from experiments.common.method_runs import earlier_settings
 from experiments.common.runs import Case, final_scores, make_missing, origin
 from experiments.sapt.decoder import load_decoder, read_text_tasks
 from regard.continual.text_learner import encode_pairs
@@ -59,7 +60,7 @@ def make_run(side: str, method: str, seed: int, data: str, loaded: Loaded) -> di
         references="lora",
         save_models=False,
         seeds=[seed],
-        set=["target_modules=auto"] if method == METHODS[1] else [],  # as the adapters of the reference
+        set=[f"{name}={value}" for name, value in earlier_settings(method).items()],
         **SETTINGS,
     )
     (run,) = result.metadata["runs"]

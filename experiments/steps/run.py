@@ -17,6 +17,7 @@ from itertools import product
 from typing import Any
 
 import regard
+from experiments.common.method_runs import earlier_settings
 from experiments.common.runs import Case, describe_scores, final_scores, make_missing, origin
 from experiments.routing.streams import read_mixed, take_first
 
@@ -41,7 +42,7 @@ def make_run(method: str, rows: int, steps: int, data: str) -> dict[str, Any]:
         diagnostic_samples=0,
         save_models=False,
         seeds=[SEED],
-        set=["target_modules=auto"],
+        set=[f"{name}={value}" for name, value in earlier_settings(method).items()],
     )
     cost = result.cost
     return {
