@@ -50,7 +50,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "## Means of `sapt` and `replay-lora` over both streams",
             means,
             f"AP in per cent. `stdlib-split` and {TASKS} tasks of `mixed` ([routing.md](routing.md)), MiniLM, seed "
-            f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text and adapters of queries and values. "
+            f"{SEED}, defaults of the scale `laptop` but {LENGTH} tokens a text, adapters of queries and values, "
+            "and `known_task=router`. "
             "One seed and one small encoder: larger models and longer training may want lower rates; "
             "`--search-learning-rates` finds them.",
         ],

@@ -5,8 +5,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments.methods.page import Tables, describe_choice, follows_rule, gain_table, make_page
-from experiments.methods.run import BESIDE, CANDIDATE, METHODS, PRESENT, SEEDS, STREAMS
+from experiments.common.method_runs import earlier_settings
+from experiments.methods.page import Tables, describe_choice, follows_rule, gain_table, knows_tasks, make_page
+from experiments.methods.run import BESIDE, CANDIDATE, METHODS, PRESENT, ROUTED, SEEDS, STREAMS
 from regard.commands.learn.config import LearnConfig
 
 
@@ -49,3 +50,22 @@ def test_seeds_that_are_missing_decide_nothing() -> None:
     beside = Tables(some[some["method"] != BESIDE], {})
     assert follows_rule(beside, STREAMS[0])
     assert "| `stdlib-split` | +11.0 ± 2.5 | +0.0 ± 0.0 | holds |" in make_page(beside).to_markdown()
+
+
+@pytest.mark.parametrize("changes, knows", [((3, -1, 0), True), ((3, -1.1, 0), False), ((-0.5, 0, 0.4), False)])
+def test_known_tasks_have_their_adapters_if_they_gain_and_no_stream_loses(
+    changes: tuple[float, ...], knows: bool
+) -> None:
+    some = tables().runs
+    for stream, change in zip(STREAMS, changes, strict=True):
+        some.loc[(some["stream"] == stream) & (some["method"] == ROUTED), "AP til"] -= change
+    assert knows_tasks(Tables(some, {})) is knows
+    page = " ".join(make_page(Tables(some, {})).to_markdown().split())
+    assert f"By it the choice is `{'adapter' if knows else 'router'}`; " in page
+    assert knows_tasks(Tables(some[some["method"] != ROUTED], {})) is None
+
+
+def test_settings_of_most_pages_are_those_that_a_method_has() -> None:
+    assert earlier_settings("sapt") == {"target_modules": "auto", "known_task": "router"}
+    assert earlier_settings("replay-lora") == {"target_modules": "auto"}
+    assert earlier_settings("finetune") == {}

@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "length": 10,
     "diagnostic_samples": 3,
 }
-SAPT: dict[str, Any] = {"method": "sapt", "set": ("r=2",)}
+SAPT: dict[str, Any] = {"method": "sapt", "set": ("r=2",), "num_probing_epochs": None}
 """Of which most is to be restored: blocks, keys, the maps that all tasks train, and what stands for earlier tasks."""
 COMPARED: dict[str, dict[str, Any]] = {"two": {"method": METHODS}, "sapt": SAPT}
 

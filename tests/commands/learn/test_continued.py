@@ -175,6 +175,15 @@ def test_a_setting_with_another_default_by_now_is_as_it_was(tmp_path: Path) -> N
     pd.testing.assert_frame_equal(scores(more)[NUMBERS[1:]], scores(whole)[NUMBERS[1:]])
 
 
+def test_a_run_from_before_known_tasks_had_their_adapters_goes_on_with_the_router(tmp_path: Path) -> None:
+    folder = tmp_path / "part" / "run"
+    result = run_over(first(stream(4), 1), tmp_path / "part", method="sapt", seeds=[1], num_epochs=1)
+    del result.metadata["runs"][0]["settings"]["known_task"]
+    result.save(folder, overwrite=True)
+    more = run_over(stream(4), tmp_path / "more", after=folder)
+    assert more.metadata["runs"][0]["settings"]["known_task"] == "router"
+
+
 def test_what_has_a_place_for_each_class_is_not_gone_on_with(tmp_path: Path) -> None:
     run_over(first(stream(4), 1), tmp_path / "part", "ewc")
     with pytest.raises(UserError, match=r"^continue: ewc keeps values for each class of a run"):

@@ -99,13 +99,33 @@ def test_the_table_of_gates(gated: LearnResult) -> None:
     assert [*zip(scored["after_task"], scored["task_index"], strict=True)] == [(1, 1), (2, 2), (3, 1), (3, 2), (3, 3)]
 
 
-def test_what_the_gate_routes_is_what_the_matrix_has(gated: LearnResult) -> None:
-    keys = ["after_task", "task_index", "task"]
-    routed = gated.gate[gated.gate["statistic"] == "routed_score"].set_index(keys)["value"]
-    scores = gated.accuracy_matrix[
-        (gated.accuracy_matrix["method"] == "sapt r=2") & (gated.accuracy_matrix["scenario"] == "til")
-    ]
-    assert routed.to_dict() == {key: scores.set_index(keys)["score"][key] for key in routed.index}
+KEYS = ["after_task", "task_index", "task"]
+
+
+def gate_scores(result: LearnResult, statistic: str) -> dict[Any, float]:
+    """A score of the gate by task, after each task that it was taken after."""
+    return dict(result.gate[result.gate["statistic"] == statistic].set_index(KEYS)["value"])
+
+
+def matrix_scores(result: LearnResult, scenario: str) -> dict[Any, float]:
+    matrix = result.accuracy_matrix
+    rows = matrix[matrix["method"].str.startswith("sapt") & (matrix["scenario"] == scenario)]
+    return dict(rows.set_index(KEYS)["score"])
+
+
+def test_the_adapter_of_a_known_task_answers_alone(gated: LearnResult) -> None:
+    """Where the task is not known nothing changes, and the router's scores are those of a run that has no other."""
+    routed = learn(stream(), "sapt", loaded(), **{**SAPT, "set": ("r=2", "known_task=router")})
+    known = matrix_scores(gated, "til")
+    alone = gate_scores(gated, "own_adapter_score")
+    assert alone == {key: known[key] for key in alone}
+    by_router = matrix_scores(routed, "til")
+    for result in (gated, routed):
+        assert gate_scores(result, "routed_score") == {key: by_router[key] for key in alone}
+        assert matrix_scores(result, "cil") == matrix_scores(routed, "cil")
+    assert any(known[key] != by_router[key] for key in alone)
+    by_task = {name: {known[key] for key in known if key[2] == name and key[0] >= key[1]} for _, _, name in known}
+    assert {len(scores) for scores in by_task.values()} == {1}  # later tasks change nothing
 
 
 @pytest.mark.exhaustive

@@ -669,6 +669,9 @@ def test_a_finished_run_with_other_defaults_is_not_resumed() -> None:
     work: Any = SimpleNamespace(journal={run.key: row})
     row["settings"] = {**settings, "num_virtual_tokens": 3, "of_an_earlier_version": 1}  # not read
     assert _journaled(run, work) is row
+    row["settings"] = {name: value for name, value in settings.items() if name != "known_task"}
+    with pytest.raises(UserError, match=r'^cannot resume: settings.known_task was "router" when the run started and'):
+        _journaled(run, work)
     row["settings"] = {**settings, "target_modules": "auto"}
     with pytest.raises(UserError, match=r'^cannot resume: settings.target_modules was "auto" when the run started and'):
         _journaled(run, work)

@@ -17,6 +17,7 @@ from regard.continual.learner import Learner
 from regard.continual.methods import METHODS
 from regard.continual.methods.sapt import QUERY, Sapt, SaptNetwork
 from regard.continual.methods.sapt_config import SaptConfig, SaptPaperConfig
+from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import ProgressEvent
 from regard.continual.text_learner import make_text_learner
@@ -66,6 +67,37 @@ def test_the_router_knows_the_training_rows_of_each_task_and_nothing_twice() -> 
     assert found is not None
     assert torch.equal(found, network.router(network.vectors(rows)))
     assert method.state.tensors == {}
+
+
+def test_a_known_task_is_answered_by_its_adapter_alone_once_there_is_one() -> None:
+    learner, method, network = begun()
+    place(learner, method, 0)
+    place(learner, method, 1)
+    with torch.no_grad():
+        for part in [*network.pool.parameters_of(0), *network.pool.parameters_of(1)]:
+            part.normal_(generator=torch.Generator().manual_seed(part.numel()))
+    rows = learner.rows(learner.items(0)[:5])
+    knowing = network.eval().knowing(0)
+    assert knowing is not None
+    with torch.no_grad():
+        with knowing:
+            found = network(rows)
+        with network.pool.use_weights(torch.tensor([1.0, 0.0])):
+            expected = network.classifier(**{name: rows[name] for name in INPUTS if name in rows}).logits
+        torch.testing.assert_close(found, expected)
+        assert not torch.allclose(found, network(rows))
+    assert network.knowing(2) is None  # not learnt yet
+    assert begun(known_task="router")[2].knowing(0) is None
+    assert SaptPaperConfig().known_task == METHODS["sapt-task-free"]().config.known_task == "router"
+
+
+def test_a_record_of_before_is_of_a_run_whose_router_answered_known_tasks() -> None:
+    settings = SaptConfig().to_dict()
+    assert SaptConfig.restore(settings).known_task == "adapter"
+    del settings["known_task"]
+    assert SaptConfig.restore(settings).known_task == "router"
+    assert "known_task" not in SaptConfig(known_task="router").identity()
+    assert SaptConfig().identity()["known_task"] == "adapter"
 
 
 def test_query_vectors_are_mean_states_of_the_model_without_adapters() -> None:
