@@ -16,7 +16,6 @@ from experiments.common.runs import describe_scores, final_scores, origin
 from regard.continual.methods import method_named
 from regard.runs.intervals import t_interval
 
-
 EARLIER = {"target_modules": "auto", "known_task": "router"}
 """Settings of methods whose defaults were others when most pages were made: these keep them."""
 

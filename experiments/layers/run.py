@@ -107,7 +107,7 @@ def make_run(stream: str, method: str, layers: str, seed: int, data: str, work: 
         diagnostic_samples=0,
         save_models=False,
         seeds=[seed],
-        set=[f"{name}={value}" for name, value in (earlier_settings(method) | LAYERS[layers]).items()],
+        set=[f"{name}={value}" for name, value in {**earlier_settings(method), **LAYERS[layers]}.items()],
     )
     return {**make_record(stream, method, seed, result.accuracy_matrix, start), "layers": layers}
 

@@ -63,8 +63,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             means,
             f"AP in per cent. {TASKS} tasks of `mixed` ([routing.md](routing.md)) with {ROWS[0]} and with {ROWS[1]} "
             f"training rows each, of which three epochs are 9 and 24 steps; MiniLM, seed {SEED}, defaults of the scale "
-            f"`laptop` but {LENGTH} tokens a text, adapters of queries and values, and `known_task=router`. One seed and "
-            "one small encoder.",
+            f"`laptop` but {LENGTH} tokens a text, adapters of queries and values, and `known_task=router`. One seed "
+            "and one small encoder.",
         ],
         (runs, means),
         (),

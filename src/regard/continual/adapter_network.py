@@ -1,11 +1,11 @@
 """Networks around a frozen model: adapters that are weighed, or soft prompts; and what adapted layers read."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,13 @@ from regard.continual.network import Network
 from regard.continual.training_phase import MethodLearningRate, TrainingBudget, TrainingPhase, setting_rate
 from regard.errors import UserError
 from regard.models.classifier import Classifier
+from regard.models.generator import Generator
 
 AdapterPool = LoraAdapterPool | PromptAdapterPool
+KnownTask = Literal["adapter", "router"]
+"""What answers a text whose task is known: the task's adapter alone, or what finds the task by the text."""
+ROUTED: Mapping[str, Any] = {"known_task": "router"}
+"""How texts of known tasks were answered before there was a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +103,18 @@ class AdapterNetwork(FrozenModelNetwork):
     """Whether each task has an adapter of its own, which does its work alone."""
     _forced: int | None = None
 
+    def __init__(self, classifier: Classifier, *, tasks: int, config: Any, seed: int) -> None:
+        super().__init__(classifier, tasks=tasks, config=config, seed=seed)
+        self.known_task: KnownTask = getattr(config, "known_task", "router")
+
     def adapter_of(self, task: int) -> int:
         return task
+
+    def knowing(self, task: int) -> AbstractContextManager[None] | None:
+        is_text = isinstance(cast(nn.Module, self.classifier), Generator)  # whose prompts tell the task, if anything
+        if self.known_task == "router" or is_text or not 0 <= self.adapter_of(task) < int(self.count):
+            return None
+        return self.use_only(self.adapter_of(task))
 
     @property
     def lengthens_input(self) -> bool:

@@ -96,10 +96,11 @@ class MethodConfig:
         recorded: dict[str, Any] = json.loads(json.dumps(self.to_dict()))
         return recorded
 
-    def among(self, recorded: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings that the method reads and a record of a run has."""
-        values = self.as_recorded()
-        return {name: values[name] for name in recorded if name in values.keys() - self.unread(values)}
+    def among(self, recorded: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the settings that the method reads and a record of a run has: as they are, and as the record says."""
+        values, before = self.as_recorded(), self.completed(recorded)
+        names = [name for name in before if name in values.keys() - self.unread(values)]
+        return {name: values[name] for name in names}, {name: before[name] for name in names}
 
     def identity(self) -> dict[str, Any]:
         """Return the settings that a resumed run may not change, without those that say what was done before them."""

@@ -19,6 +19,7 @@ from regard.continual.methods.epi import (
     class_statistics,
     make_whitening,
 )
+from regard.continual.network import INPUTS
 from regard.continual.run import make_learner, run_stream
 from regard.continual.run_state import collect_tensors, load_tensors
 from regard.continual.text_learner import make_text_learner
@@ -144,6 +145,30 @@ def test_a_text_is_answered_with_one_block_among_its_task_s_classes() -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_known_task_is_answered_by_its_block_whatever_the_text_is_near_to() -> None:
+    learner, _ = made()
+    network = learner.network_as(EpiNetwork)
+    network.start_adapter(1)
+    network.owned.copy_(learner.task_classes)
+    with torch.no_grad():
+        for adapter in range(2):
+            for part in network.pool.parameters_of(adapter):
+                part.normal_(generator=torch.Generator().manual_seed(adapter))
+    rows = rows_of(learner, (0, 1), (1, 2))
+    network.known[0, 0] = True  # all texts are taken for those of the first task
+    knowing = network.eval().knowing(1)
+    assert knowing is not None
+    with torch.no_grad():
+        with knowing:
+            found = network(rows)
+        with network.pool.use_weights(torch.tensor([0.0, 1.0], dtype=torch.float64)):
+            expected = network.classifier(**{name: rows[name] for name in INPUTS if name in rows}).logits
+        torch.testing.assert_close(found, expected)
+        assert network.identify(rows).tolist() == [0, 0]
+    assert made(EpiConfig(r=2, known_task="router"))[0].network.knowing(0) is None
+    assert EpiConfig.restore({"r": 2}).known_task == "router"
+
+
 def test_tasks_of_other_words_are_told_apart() -> None:
     learner, method = made()
     run_stream(learner, method)

@@ -227,12 +227,11 @@ def _make_runs(
 def _journaled(run: Run, work: WorkDir) -> Row:
     """Return the result of a finished run. UserError if it was of other tasks, adapters, settings or another head."""
     result: Row = work.journal[run.key]
-    config = run.config.make_method().config
-    recorded = config.completed(result["settings"])
-    settings = config.among(recorded)  # another version has other defaults
-    now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config), "settings": settings}
-    before = {**{name: result[name] for name in now}, "settings": {name: recorded[name] for name in settings}}
-    check_same_identity(before, now)
+    # Another version has other defaults
+    settings, recorded = run.config.make_method().config.among(result["settings"])
+    now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
+    before = {name: result[name] for name in now}
+    check_same_identity({**before, "settings": recorded}, {**now, "settings": settings})
     return result
 
 

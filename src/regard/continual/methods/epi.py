@@ -1,13 +1,15 @@
 """EPI: an adapter a task, and at test the block of the task whose training rows a text is nearest to."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from regard.adapters.prompt_pool import embedding_reader
 from regard.continual import method
-from regard.continual.adapter_network import LoraConfig, PoolNetwork
+from regard.continual.adapter_network import ROUTED, KnownTask, LoraConfig, PoolNetwork
 from regard.continual.learner import Learner
 from regard.continual.methods.lora import LoraMethod
 from regard.continual.network import as_float32
@@ -25,8 +27,12 @@ class EpiConfig(LoraConfig):
     Args:
         shrinkage: How far the shared covariance, singular for few rows, is moved towards the identity; 0 in the paper,
             which then ignores all that lies outside of the rows' span (docs/results/epi-shrinkage.csv has both).
+        known_task: What answers a text whose task is known (TIL): its task's "adapter", or that of the task which the
+            "router" finds, as where it is not known (CIL).
     """
 
+    before: ClassVar[Mapping[str, Any]] = ROUTED
+    known_task: KnownTask = "adapter"
     shrinkage: method.Fraction = 0.1
 
 

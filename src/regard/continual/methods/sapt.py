@@ -1,7 +1,7 @@
 """SAPT: an adapter a task, mixed by one router that knows what the texts of each task are like."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -102,12 +102,6 @@ class SaptNetwork(adapter_network.AdapterNetwork):
             weights = torch.zeros(len(rows), count)
             weights[:, [] if self._forced is None else self._forced] = 1.0
         return known_answers.Answering(weights, *self.digests(known_answers.used_adapters(weights)))
-
-    def knowing(self, task: int) -> AbstractContextManager[None] | None:
-        is_text = isinstance(self.classifier, Generator)  # whose tasks have prompts, if these tell
-        if self.config.known_task == "router" or is_text or not 0 <= self.adapter_of(task) < int(self.count):
-            return None
-        return self.use_only(self.adapter_of(task))
 
     def digests(self, adapters: Sequence[int]) -> tuple[dict[int, str], str]:
         """Return hashes of some adapters, by position, and of all else that may change: head, buffers, and trained."""

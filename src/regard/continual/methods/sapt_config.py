@@ -14,7 +14,6 @@ AUTO = "auto"
 Block = Literal["lora", "prompt"]
 Gate = Literal["open", "published"]
 Begins = Literal["last", "best", "nothing"]
-KnownTask = Literal["adapter", "router"]
 Reflects = Literal["real", "generated", "density", "none"]
 TargetSplit = Literal["train", "dev"]
 
@@ -79,7 +78,7 @@ class SaptConfig(adapter_network.AllLinearConfig):
 
     conditions: ClassVar[Mapping[str, tuple[RequiredSetting, ...]]] = CONDITIONS
     newer: ClassVar[frozenset[str]] = frozenset({"generator_repetition_penalty"})
-    before: ClassVar[Mapping[str, Any]] = {"known_task": "router"}
+    before: ClassVar[Mapping[str, Any]] = adapter_network.ROUTED
     adapter_type: Block = "lora"
     num_virtual_tokens: method.PositiveInt = 10
     encoder_hidden_size: method.NonNegativeInt = 800
@@ -87,7 +86,7 @@ class SaptConfig(adapter_network.AllLinearConfig):
     query: QueryName = "states"
     query_layers: str = AUTO
     above_query: bool = False
-    known_task: KnownTask = "adapter"
+    known_task: adapter_network.KnownTask = "adapter"
     router_hidden_size: method.PositiveInt = 100
     projection_order: ProjectionOrder = "published"
     top_k: method.NonNegativeInt = 0
@@ -149,7 +148,7 @@ class SaptPaperConfig(SaptConfig):
     target_modules: str = "auto"
     router: RouterName = "attention"
     query: QueryName = "embeddings"
-    known_task: KnownTask = "router"
+    known_task: adapter_network.KnownTask = "router"
     gate: Gate = "published"
     reflection_sum: bool = True
     target_split: TargetSplit = "dev"

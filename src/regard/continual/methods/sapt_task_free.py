@@ -11,9 +11,10 @@ from regard.adapters.novelty import DRAWS, check_separable, find_known_task, nov
 from regard.adapters.reflection import mean_weights, sample_rows
 from regard.adapters.router_warmup import PastTask
 from regard.continual import method
+from regard.continual.adapter_network import KnownTask
 from regard.continual.learner import Learner
 from regard.continual.methods.sapt import TARGET, VECTORS, Sapt, SaptNetwork
-from regard.continual.methods.sapt_config import CONDITIONS, KnownTask, SaptConfig
+from regard.continual.methods.sapt_config import CONDITIONS, SaptConfig
 from regard.errors import UserError
 from regard.models.classifier import Classifier
 
