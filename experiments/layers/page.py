@@ -110,8 +110,8 @@ def make_page(tables: Tables, _verdicts: Sequence[Any] = ()) -> Page:
             "AP in per cent after the last task, and seconds of CPU time of the whole run on one core; "
             f"seed {SEEDS[0]}; `known_task=router`, as was the default. MiniLM, defaults of the scale `laptop` but "
             f"{LENGTH} tokens a text and no diagnostics. `{SCRIPTS}` asks for the script of a character from the "
-            f"rest of its Unicode name, five tasks of six scripts with 12 rows each; `{MIXED}` is {MIXED_TASKS} tasks of that of "
-            "[routing.md](routing.md); the others are those of [methods.md](methods.md). "
+            f"rest of its Unicode name, five tasks of six scripts with 12 rows each; `{MIXED}` is {MIXED_TASKS} tasks "
+            "of that of [routing.md](routing.md); the others are those of [methods.md](methods.md). "
             f"`{ANSWERS}` is that of [routing.md](routing.md), with its decoder and its settings. Small models, one "
             "seed, and few rows a task.",
         ],

@@ -57,6 +57,20 @@ def test_it_predicts_what_the_run_was_scored_with(method: str, run: Path, tmp_pa
         model.predict(["a cat"], "run-sit")
 
 
+def test_a_known_task_is_answered_without_the_router(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = regard.LearntModel.from_pretrained(rollback(run, 2, tmp_path / "model", method="sapt", model=loaded()))
+
+    def ask(*_: Any) -> None:
+        raise LookupError
+
+    monkeypatch.setattr(type(model.network.router), "forward", ask)
+    assert set(model.predict(["a cat .", "the red"], "cat-dog")) <= {"cat", "dog"}
+    with pytest.raises(LookupError):
+        model.predict(["a cat ."])
+
+
 @pytest.mark.exhaustive
 def test_the_card_says_tasks_and_scores_and_its_lines_run_in_a_new_process(run: Path, tmp_path: Path) -> None:
     folder = rollback(run, 2, tmp_path / "model", method="sapt", model=loaded())

@@ -227,7 +227,6 @@ def _make_runs(
 def _journaled(run: Run, work: WorkDir) -> Row:
     """Return the result of a finished run. UserError if it was of other tasks, adapters, settings or another head."""
     result: Row = work.journal[run.key]
-    # Another version has other defaults
     settings, recorded = run.config.make_method().config.among(result["settings"])
     now = {"tasks": task_hashes(run.stream), LORA: run.lora, HEAD: chosen_head(run.config)}
     before = {name: result[name] for name in now}
