@@ -192,16 +192,18 @@ def behind_a_bias_of_heads(attention: Attention, x: Tensor) -> Tensor:
     "way",
     [
         keys_before_queries, exchanged_by_einsum, exchanged_before_masks, exchanged_in_place, in_heads,
-        exchanged_by_a_sum_over_heads, behind_a_bias_by_products, behind_a_bias_of_heads,
+        exchanged_by_a_sum_over_heads, behind_a_bias_by_products, before_a_bias_by_products,
+        before_a_bias_of_keys_named_first, behind_a_bias_of_heads,
     ],
 )  # fmt: skip
 @torch.no_grad()
 def test_keys_are_told_from_queries_of_one_token_and_from_those_of_positions(way: Way) -> None:
-    """Axes of one entry were not told from each other, nor those of a copy, and the latest product was that of keys."""
+    """Axes of one entry were not told from each other, nor those of a copy, and the latest product was that of keys.
+
+    Positions have as many entries in one row, and as many axes as keys without samples where these are as many.
+    """
     model = Model(way, num_heads=HEADS)
-    for rows, tokens in ((1, 1), (1, 12), (3, 12)):
-        if rows == 1 and way is behind_a_bias_by_products:
-            continue  # there nothing tells them from those of positions
+    for rows, tokens in ((1, 1), (1, 12), (3, 12), (2, 2 * HEADS)):
         with watching(model, "key_norm") as watch:
             model(ids(rows, tokens))
         for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
@@ -300,24 +302,6 @@ def of_two_queries(attention: Attention, x: Tensor) -> Tensor:
     """As in Transformer-XL where nothing is said of positions: biases of queries, whose keys are the same."""
     q, k, v = attention.split(x)
     return (((q + 0.5) @ k.mT + (q - 0.25) @ k.mT) * SCALE).softmax(-1) @ v
-
-
-@pytest.mark.parametrize(
-    "way", [behind_a_bias_by_products, before_a_bias_by_products, before_a_bias_of_keys_named_first]
-)
-@torch.no_grad()
-def test_keys_that_may_be_those_of_positions_are_refused_where_they_are_asked_for(way: Way) -> None:
-    """In one row both have as many entries: norms were those of positions where these come first."""
-    model = Model(way, num_heads=HEADS)
-    line = "cannot tell which keys .*; leave out key_norm; keys are told from positions if two rows or more are passed"
-    with pytest.raises(UserError, match=line), watching(model, ["key_norm", "entropy"]):
-        model(ids(1, 12))
-    with watching(model, ["entropy"]) as watch:
-        model(ids(1, 12))
-    assert watch.frame("entropy")["value"].notna().all()
-    with watching(model, "key_norm") as watch:
-        model(ids(2, 12))
-    assert watch.samples
 
 
 def behind_positions_of_pairs(attention: Attention, x: Tensor) -> Tensor:

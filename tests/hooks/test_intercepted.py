@@ -238,7 +238,10 @@ def test_one_row_of_queries_or_of_keys_is_that_of_all_samples_and_one_head_that_
         block.attn.__class__ = One
     expected = model(ids(3))
     if one == "keys and values":  # are those of a memory as well, of which no slot is a token
-        with pytest.raises(UserError, match="keys and values are the same in all samples"), watching(model):
+        with (
+            pytest.raises(UserError, match="its values are those of a memory, of another input or of one sample"),
+            watching(model),
+        ):
             model(ids(3))
         return
     with watching(model, "column_mass") as watch:

@@ -1,5 +1,7 @@
 """Which keys made the scores that a module of nobody's library computes: refused where nothing tells it."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from regard.hooks import watching
 from tests.hooks.test_own_modules import HEADS, WIDTH, Attention, Model, Way, assert_exact, ids
 
 SCALE = WIDTH**-0.5
-LINE = "cannot tell which keys made the scores: .*; leave out key_norm; "
+LINE = "cannot tell which keys made the scores: .*; leave out key_norm"
 
 
 def order(tokens: int) -> Tensor:
@@ -118,12 +120,68 @@ def beside_keys_without_heads(attention: Attention, x: Tensor) -> Tensor:
     return ((torch.einsum("bhqd,bhkd->bhqk", q[..., 1:], k[..., 1:]) + shared) * SCALE).softmax(-1) @ v
 
 
+def beside_a_key_of_several_heads(attention: Attention, x: Tensor) -> Tensor:
+    """Latent attention by products as matrices, of more keys than one after the other."""
+    q, k, v = attention.split(x)
+    first, second, third = (q[..., part] @ k[..., part].mT for part in (slice(3), slice(3, 4), slice(4, None)))
+    return ((first + (second + third)) * SCALE).softmax(-1) @ v
+
+
+def two_parts_of_a_cut(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    (first, second), (keys, others) = q.chunk(2, -1), k.chunk(2, -1)
+    return torch.add(first @ keys.mT * SCALE, second @ others.mT * SCALE).softmax(-1) @ v
+
+
+PARTS: dict[Way, Callable[[Tensor], Tensor]] = {
+    of_parts: lambda k: k,
+    beside_a_head_for_all: lambda k: torch.cat([k[..., 1:], k[:, :1, :, :1].expand(-1, HEADS, -1, -1)], -1),
+    beside_keys_without_heads: lambda k: torch.cat([k[..., 1:], k[:, :1, :, :1].expand(-1, HEADS, -1, -1)], -1),
+    beside_a_key_of_several_heads: lambda k: k,
+    two_parts_of_a_cut: lambda k: k,
+}
+"""Ways of attention, and the whole keys of each, of those of all heads."""
+
+
 @pytest.mark.every_value
-@pytest.mark.parametrize("way", [of_parts, beside_a_head_for_all, beside_keys_without_heads])
+@pytest.mark.parametrize("way", list(PARTS))
 @torch.no_grad()
-def test_keys_of_several_parts_are_refused_where_they_are_asked_for(way: Way) -> None:
-    """Norms were those of one part: in one row and in several, of whichever has more entries."""
+def test_keys_of_several_parts_are_joined(way: Way) -> None:
+    """Norms were those of one part, of whichever has more entries, and then refused."""
     model = Model(way, num_heads=HEADS)
+    for rows, tokens in ((1, 12), (3, 12), (2, 2 * HEADS)):
+        with watching(model, "key_norm") as watch:
+            model(ids(rows, tokens))
+        for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+            key = PARTS[way](block.k(x).unflatten(-1, (HEADS, -1)).transpose(1, 2)).double()
+            frame = watch.frame("key_norm", layer=layer)
+            frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+            values = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
+            torch.testing.assert_close(values, key.norm(dim=-1).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def beside_what_came_from_elsewhere(attention: Attention, x: Tensor) -> Tensor:
+    """Positions or a part of the keys: nothing tells what it is."""
+    q, k, v = attention.split(x)
+    other = torch.tensor(k[:, :, :, :1].tolist())
+    return ((q @ k.mT + q[..., :1] @ other.mT) * SCALE).softmax(-1) @ v
+
+
+def by_entry(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    return (sum(q[..., i, None] @ k[..., i, None].mT for i in range(WIDTH)) * SCALE).softmax(-1) @ v
+
+
+@torch.no_grad()
+def test_keys_of_more_parts_than_are_followed_are_refused_where_they_are_asked_for() -> None:
+    model = Model(by_entry, num_heads=HEADS)
+    with pytest.raises(UserError, match=LINE), watching(model, ["key_norm", "entropy"]):
+        model(ids())
+
+
+@torch.no_grad()
+def test_keys_beside_others_of_which_nothing_is_known_are_refused_where_they_are_asked_for() -> None:
+    model = Model(beside_what_came_from_elsewhere, num_heads=HEADS)
     for rows in (1, 3):
         with pytest.raises(UserError, match=LINE), watching(model, ["key_norm", "entropy"]):
             model(ids(rows))

@@ -281,13 +281,72 @@ def to_a_memory_by_function(attention: Attention, x: Tensor) -> Tensor:
     return scaled_dot_product_attention(attention.split(x)[0], k, v)
 
 
-@pytest.mark.parametrize("way", [to_a_memory, to_a_memory_by_function])
+def to_a_memory_of_its_own(attention: Any, x: Tensor) -> Tensor:
+    _, k, v = attention.split(attention.memory)
+    return scaled_dot_product_attention(attention.split(x)[0], k, v)
+
+
+def to_a_memory_from_elsewhere(attention: Attention, x: Tensor) -> Tensor:
+    """Nothing is known of what it is made of: it is told by its entries, in several rows."""
+    memory = torch.linspace(-1, 1, TOKENS * HEADS * WIDTH).view(1, TOKENS, -1).tolist()
+    _, k, v = attention.split(torch.tensor(memory).expand(len(x), -1, -1))
+    return scaled_dot_product_attention(attention.split(x)[0], k, v)
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize(
+    "way", [to_a_memory, to_a_memory_by_function, to_a_memory_of_its_own, to_a_memory_from_elsewhere]
+)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_keys_of_a_memory_are_no_tokens(way: Way, mode: Mode) -> None:
+    """They were measured as if they were, of one row always; the same text in all rows has the same keys."""
+    memory = torch.linspace(-1, 1, TOKENS * HEADS * WIDTH).view(1, TOKENS, -1)
+    for held in (memory, nn.Parameter(memory)):
+        model = Model(way)
+        for block in model.blocks:
+            block.memory = held
+        for rows in (1, 3) if way is not to_a_memory_from_elsewhere else (3,):
+            with mode(), pytest.raises(UserError, match="its values are those of a memory"), watching(model, "entropy"):
+                model(ids(rows))
+
+
+class WithContext(Model):
+    """Attends to another input in its last layer."""
+
+    def forward(self, ids: Tensor, context: Tensor) -> Tensor:
+        x: Tensor = self.embedding(ids)
+        for block in self.blocks[:-1]:
+            x = x + block(x)
+        last: Any = self.blocks[-1]
+        last.memory = context
+        return x + last(x)
+
+
 @torch.no_grad()
-def test_keys_of_a_memory_are_no_tokens(way: Way) -> None:
-    """They were measured as if they were; the same text in all rows has the same keys."""
-    model = Model(way)
-    with pytest.raises(UserError, match="its keys and values are the same in all samples"), watching(model, "entropy"):
-        model(ids())
+def test_keys_of_another_input_are_no_tokens_but_of_a_block_that_is_called_by_itself() -> None:
+    """They were measured as if they were, where these are as many."""
+    model = WithContext(plain)
+    last: Any = model.blocks[-1]
+    last.way = to_a_memory_of_its_own
+    for rows in (1, 3):
+        with (
+            pytest.raises(UserError, match="of another input or of one sample, and not of its tokens"),
+            watching(model),
+        ):
+            model(ids(rows), torch.randn(rows, TOKENS, HEADS * WIDTH))
+
+    class Apart(nn.Module):
+        def forward(self, *parts: Tensor) -> Tensor:
+            return scaled_dot_product_attention(*parts)
+
+    parts = torch.randn(3, 2, HEADS, TOKENS, WIDTH).double()
+    with watching(apart := Apart(), "column_mass") as watch:
+        apart(*parts)
+    assert watch.samples == 2
+
+
+@torch.no_grad()
+def test_the_same_text_in_all_rows_has_the_same_keys() -> None:
     model = Model(plain)
     with watching(model, "column_mass") as watch:
         model(ids(1).expand(3, -1))

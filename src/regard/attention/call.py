@@ -149,6 +149,7 @@ class AttentionCall:
         constant: What some heads use instead of their attention.
         operation: What is computed instead of softmax attention.
         keys_are_told: False where `key` may not be what made the scores, as in a sum of products with several.
+        is_of_memory: Its values are known to be made of nothing that its queries, or keys, are made of.
     """
 
     query: Float[Tensor, "batch head query width"]
@@ -170,6 +171,7 @@ class AttentionCall:
     constant: ConstantHeadsInput | None = None
     operation: Operation | None = None
     keys_are_told: bool = True
+    is_of_memory: bool = False
 
     @property
     def num_key_value_groups(self) -> int:

@@ -180,8 +180,7 @@ def _enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return
     if not _RUNNING.modules:
         _RUNNING.mode.__enter__()
-        if not is_of_transformers(module):
-            FLOW.begin(module, args, kwargs)
+        FLOW.begin(module, args, kwargs)
     _RUNNING.modules.append(module)
 
 
@@ -260,6 +259,7 @@ def _read_call(
             f"cannot observe {type(module).__name__}: it calls scaled_dot_product_attention with {query.ndim} "
             "dimensions; expected (batch, head, token, width)"
         )
+    is_of_memory = FLOW.are_apart((query, key), value)
     if not len(query) == len(key) == len(value):  # one row is that of all samples
         batch = max(map(len, (query, key, value)))
         query, key, value = (part.expand(batch, -1, -1, -1) for part in (query, key, value))
@@ -281,5 +281,6 @@ def _read_call(
         value=value,
         scale=query.shape[-1] ** -0.5 if scale is None else float(scale),
         dropout=dropout_p,
+        is_of_memory=is_of_memory,
         **{"causal": is_causal, **read_mask(attn_mask, keys)},
     )

@@ -163,7 +163,7 @@ class BlockCounter:
         self._executed.append(index)
         self._current, self._execution = index, self.entered if self._is_looped else index
         self.entered += 1
-        FLOW.in_block = self._stack.is_own
+        FLOW.in_block, FLOW.is_alone = self._stack.is_own, FLOW.is_of(block)
         self._latest.clear()
         self._called.clear()
         self._read, self._queries = (args, kwargs or {}), {}

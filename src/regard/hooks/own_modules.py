@@ -44,10 +44,10 @@ def check_keys(name: str, call: AttentionCall, *, may_have_room: bool) -> None:
     """Raise a UserError unless the keys of self-attention are those of its queries, with room behind that is hidden."""
     queries, keys = call.query.shape[2], call.key.shape[2]
     if queries == keys:
-        if _are_of_no_sample(call):
+        if call.is_of_memory or _are_of_no_sample(call):
             raise UserError(
-                f"cannot observe {name}: its keys and values are the same in all samples, as those of a memory, and "
-                "not those of its tokens; expected of cross-attention an attribute is_cross_attention = True"
+                f"cannot observe {name}: its values are those of a memory, of another input or of one sample, and not "
+                "of its tokens; expected of cross-attention an attribute is_cross_attention = True"
             )
         return
     if may_have_room and keys > queries:

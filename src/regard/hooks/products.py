@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attention.call import AttentionCall, num_writes
 from regard.attention.tracing import is_transformed
 from regard.errors import UserError
-from regard.hooks.data_flow import writes
+from regard.hooks.data_flow import FLOW, writes
 from regard.hooks.einsum_letters import read_letters
 from regard.hooks.head_order import HeadOrder, count_heads
 from regard.hooks.module_tree import cannot_observe, is_of_transformers
@@ -31,10 +31,10 @@ RETURNING = (
 """Functions that a model may use on weights behind their product with the values, to return them."""
 HIDING_WEIGHTS = ("masked_fill", "masked_fill_")
 """Functions that set weights to 0, in another tensor or in place."""
-HIDDEN_BELOW = 5e3
-"""A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
 RECENT_PRODUCTS = 4
 """Products among which those of queries and keys are looked for; relative positions have products of their own."""
+HIDDEN_BELOW = 5e3
+"""A key whose score is this far below the largest of its row is hidden: masks lower scores by 10,000 or more."""
 
 
 @dataclass
@@ -45,6 +45,7 @@ class _Softmax:
         names: The tensors that they are, or were made of without a change.
         copies: Others of as many entries that were made of them.
         keys_are_told: Whether the scores are known to be those of these keys.
+        factors: The operands of their product, as the module multiplied them; none if it is not known.
         versions: Of these and the scores, how often each has been written to, as far as PyTorch counts it.
         dropout: The probability that they have been dropped with.
         random_state: That of the CPU before they were dropped, so that the same are dropped again.
@@ -58,6 +59,7 @@ class _Softmax:
     names: list[Tensor] = field(default_factory=list)
     copies: list[Tensor] = field(default_factory=list)
     keys_are_told: bool = True
+    factors: tuple[Tensor, ...] = ()
     versions: dict[int, int | None] = field(default_factory=dict)
     dropout: float = 0.0
     random_state: Tensor | None = None
@@ -222,8 +224,10 @@ class AttentionProducts:
             raise cannot_observe(
                 module, f"its softmax over {weights.ndim} dimensions is not of one product of queries and keys"
             )
-        query, key, keys_are_told = factors
-        self._softmax = _Softmax(module, query, key, scores.to(weights.dtype), [weights], keys_are_told=keys_are_told)
+        query, key, keys_are_told, operands = factors
+        are_all = sum(product.made(made) for product in products) < RECENT_PRODUCTS  # else there may have been more
+        scores, keys_are_told = scores.to(weights.dtype), keys_are_told and are_all
+        self._softmax = _Softmax(module, query, key, scores, [weights], [], keys_are_told, operands)
 
     def _multiply(
         self,
@@ -278,11 +282,15 @@ class AttentionProducts:
             torch.set_rng_state(softmax.random_state)
         highest = softmax.scores.amax(-1, keepdim=True)
         hides_all = _hides_all(highest)
-        output = dispatch(module, _make_call(softmax, value, highest, hides_all)).to(value.dtype)
+        given = product.right if weights is product.left else product.left
+        call = _make_call(softmax, value, highest, hides_all, is_of_memory=FLOW.are_apart(softmax.factors, given))
+        output = dispatch(module, call).to(value.dtype)
         return restore(_with_hidden_rows(output, softmax, value, hides_all))
 
 
-def _make_call(softmax: _Softmax, value: Tensor, highest: Tensor, hides_all: Tensor) -> AttentionCall:
+def _make_call(
+    softmax: _Softmax, value: Tensor, highest: Tensor, hides_all: Tensor, *, is_of_memory: bool
+) -> AttentionCall:
     """Return the call of weights and values: its bias is the whole score, so its scale is 0."""
     scores = softmax.scores
     keep = (scores > highest - HIDDEN_BELOW) & ~hides_all
@@ -298,6 +306,7 @@ def _make_call(softmax: _Softmax, value: Tensor, highest: Tensor, hides_all: Ten
         bias=scores.to(dtype).masked_fill(~keep, 0.0),
         dropout=softmax.dropout,
         keys_are_told=softmax.keys_are_told,
+        is_of_memory=is_of_memory,
     )
 
 

@@ -76,9 +76,8 @@ class WantedReductions:
         """
         if self._of_keys and not io.call.keys_are_told:
             raise UserError(
-                "cannot tell which keys made the scores: they are a sum of products with several, or change places "
-                f"behind their product; leave out {', '.join(self._of_keys)}; keys are told from positions if two rows "
-                "or more are passed, and positions of one row"
+                "cannot tell which keys made the scores: they are no plain sum of products of queries and keys, or "
+                f"change places behind their product; leave out {', '.join(self._of_keys)}"
             )
         tensors = {name: reductions[name] for name in self.request.names}
         if "first_mass" in tensors:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from regard.attention.call import is_same_view
 from regard.attention.tracing import is_transformed
+from regard.hooks.data_flow import FLOW
 from regard.hooks.einsum_letters import read_letters
 
 Axes = tuple[int, int]
@@ -152,6 +153,7 @@ class Product:
         """Return the product of two tensors that has this output."""
         product = cls(left, right, letters, output.numel())
         product._note(output, (-2, -1), ())
+        _ = product.is_of_positions, product.is_of_inputs  # before the operands are written to
         return product
 
     def _note(self, tensor: Tensor, axes: Axes | None, shares: Shares) -> None:
@@ -199,24 +201,15 @@ class Product:
             pair = pair[::-1]
         return pair
 
-    def may_be_of_keys(self, shape: Sequence[int]) -> bool:
-        """Return whether both operands are of samples, for scores (batch, head, query, key).
+    @cached_property
+    def is_of_positions(self) -> bool:
+        """Whether one operand is made of weights and constants alone, as of positions, and the other one is not."""
+        return FLOW.is_constant(self.left) is not FLOW.is_constant(self.right)
 
-        One of positions has them once, or is that of pairs of tokens, or has tokens where samples would stand.
-        """
-        batch, heads, *tokens = shape
-        operands = (self.left, self.right)
-        if self.letters is None:
-            if self.left.ndim != self.right.ndim:
-                return False
-            firsts = [len(one) for one in operands]
-        else:
-            *both, output = self.letters
-            if any(output[0] not in letters or {*output[-2:]} <= {*letters} for letters in both):
-                return False
-            firsts = [one.shape[letters.index(output[0])] for one, letters in zip(operands, both, strict=True)]
-        samples = (batch, heads, batch * heads)
-        return all((size > 1 or batch == 1) and (size in samples or size not in tokens) for size in firsts)
+    @cached_property
+    def is_of_inputs(self) -> bool:
+        """Whether both operands are known to be made of inputs of the forward, as queries and keys of tokens are."""
+        return FLOW.is_of_inputs(self.left) and FLOW.is_of_inputs(self.right)
 
     def _read_factors(self, batch: int, heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys of scores whose axes stand as in the product."""
@@ -228,7 +221,7 @@ class Product:
             if len(output) not in (3, 4) or len(shared) != 1:
                 return None
             rows, columns = (output[:-2] + token + min(shared) for token in output[-2:])
-            if sorted(left) != sorted(rows):
+            if rows[-2] not in left:
                 rows, columns = columns, rows
             operands = _permute(self.left, left, rows), _permute(self.right, right, columns)
             query, key = (None if part is None else _split_heads(part, batch, heads) for part in operands)
@@ -262,26 +255,34 @@ class Product:
 
 def find_factors(
     products: Sequence[Product], scores: Tensor, shape: Sequence[int]
-) -> tuple[Tensor, Tensor, bool] | None:
-    """Return the queries and keys of scores, of products from the first to the last, and whether the keys are told.
+) -> tuple[Tensor, Tensor, bool, tuple[Tensor, ...]] | None:
+    """Return the queries and keys of scores, whether they are told, and the operands of the product that made them.
 
-    Scores may be a sum of several. Positions are those of all samples, and so have fewer axes than keys, or one row. In
-    one row of samples they may be as many, and nothing tells them apart; in several, keys may have parts. Nor are they
-    told where the scores are not known to be made of a product, or only with entries in other places: then the latest
-    product that has their shape stands for it. Queries of the same keys are summed, and not told where they do not
-    enter in the same way, as in a difference. `shape` is as `read_scores` takes it.
+    Scores may be a sum of several products, from the first to the last. Those of positions say nothing of keys. Queries
+    of the same keys are summed, others stand beside each other, as in multi-head latent attention. They are not told
+    where they do not enter in the same way, as in a difference, nor where the scores are not known to be made of a
+    product, or only with entries in other places: then the latest product that has their shape stands for it. `shape`
+    is as `read_scores` takes it.
     """
-    known = sorted((one for one in products if one.made(scores)), key=_smaller_shape, reverse=True)
+    known = sorted((one for one in products if one.made(scores)), key=_precedence, reverse=True)
     read = [(one, pair) for one in known if (pair := one.read_scores(scores, shape)) is not None]
     if not read:
-        pairs = (one.read_any(shape) for one in (*known, *reversed(products)))
-        return next(((*pair, False) for pair in pairs if pair is not None), None)
-    (first, (query, key)), *others = read
-    same = [(one, part) for one, (part, other) in others if _is_same(other, key)]
-    rest = [one for one in known if one is not first and not any(one is other for other, _ in same)]
-    is_sum = all(one.shares_in(scores) == first.shares_in(scores) for one, _ in same)
-    are_told = is_sum and not any(one.may_be_of_keys(shape) for one in rest)
-    return sum((part for _, part in same), query), key, are_told
+        any_pairs = (one.read_any(shape) for one in (*known, *reversed(products)))
+        return next(((*pair, False, ()) for pair in any_pairs if pair is not None), None)
+    first, pairs, used = read[0][0], list[list[Tensor]](), list[Product]()
+    for one, (query, key) in read:
+        same = next((pair for pair in pairs if _is_same(pair[1], key)), None)
+        if same is not None:
+            same[0] = same[0] + query
+        elif not used or (one.is_of_inputs and first.is_of_inputs):
+            pairs.append([query, key])
+        else:
+            continue
+        used.append(one)
+    is_whole = all(one.is_of_positions or any(one is other for other in used) for one in known)
+    is_sum = len({one.shares_in(scores) for one in used}) == 1
+    query, key = pairs[0] if len(pairs) == 1 else (torch.cat(parts, -1) for parts in zip(*pairs, strict=True))
+    return query, key, is_whole and is_sum, (first.left, first.right)
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
@@ -289,9 +290,9 @@ def _is_same(tensor: Tensor, other: Tensor) -> bool:
     return not any(map(is_transformed, (tensor, other))) and is_same_view(tensor, other)
 
 
-def _smaller_shape(product: Product) -> tuple[int, int]:
-    """Return axes and entries of the smaller operand."""
-    return min((one.ndim, one.numel()) for one in (product.left, product.right))
+def _precedence(product: Product) -> tuple[bool, tuple[int, int]]:
+    """Return whether a product is of no positions, and axes and entries of the smaller operand."""
+    return not product.is_of_positions, min((one.ndim, one.numel()) for one in (product.left, product.right))
 
 
 def _split_heads(tensor: Tensor, batch: int, heads: int) -> Tensor | None:
@@ -306,9 +307,11 @@ def _join_heads(tensor: Tensor) -> Tensor:
 
 
 def _permute(tensor: Tensor, letters: str, to: str) -> Tensor | None:
-    """Return a tensor with its axes in another order; None if it has others."""
-    if sorted(letters) != sorted(to):
+    """Return a tensor with its axes in another order, and one head where it has no axis of heads; None for others."""
+    missing = "".join(letter for letter in to[1:-2] if letter not in letters)
+    if sorted(letters + missing) != sorted(to):
         return None
+    tensor, letters = tensor[(..., *(None for _ in missing))], letters + missing
     return tensor.permute([letters.index(letter) for letter in to])
 
 
