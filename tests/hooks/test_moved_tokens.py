@@ -143,6 +143,10 @@ def of_the_token_before(attention: Attention, x: Tensor) -> Tensor:
     return plain(attention, pad(x, (0, 0, 1, -1)))
 
 
+def in_order(attention: Attention, x: Tensor) -> Tensor:
+    return plain(attention, torch.cat([x[:, :3], x[:, 3:]], 1))
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "way",
@@ -157,6 +161,7 @@ def of_the_token_before(attention: Attention, x: Tensor) -> Tensor:
         copied_back,
         behind_sorted_experts,
         of_the_token_before,
+        in_order,
     ],
 )
 @torch.no_grad()
@@ -175,6 +180,7 @@ def test_tokens_that_are_mixed_or_put_back_are_measured(way: Way) -> None:
         copied_back: nn.functional.gelu,
         behind_sorted_experts: lambda x: torch.where(ORDER.argsort()[:, None] < 5, 2, 3) * x,
         of_the_token_before: lambda x: pad(x, (0, 0, 1, -1)),
+        in_order: lambda x: x,
     }
     model.inputs = [inputs[way](x) for x in model.inputs]  # type: ignore[index]
     assert_exact(watch, model)
@@ -195,12 +201,46 @@ def test_queries_and_keys_times_moved_angles_are_measured() -> None:
         torch.testing.assert_close(masses, weights.mean((0, 2)), rtol=1e-4, atol=1e-5)
 
 
+def in_halves(x: Tensor) -> Tensor:
+    return torch.cat(x.chunk(2, 1)[::-1], 1)
+
+
+def in_parts(x: Tensor) -> Tensor:
+    return torch.cat([x[:, 3:], x[:, :3]], dim=1)
+
+
+def of_samples(x: Tensor) -> Tensor:
+    return torch.cat([x[-1:], x[:-1]])
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("move", [by_index, backwards, in_halves, in_parts, of_samples])
+@pytest.mark.parametrize("place", ["embedding", "blocks"])
+def test_tokens_and_samples_that_are_moved_before_the_blocks_or_in_them_are_refused(
+    move: Callable[[Tensor], Tensor], place: str, mode: Any
+) -> None:
+    """They had the positions, the padding and the ids of others, as did parts that are joined in another order."""
+    if place == "blocks":
+        model = Model(by_products(move), num_heads=HEADS)
+    else:
+        model = Model(plain, num_heads=HEADS)
+        encode = model.embedding.forward
+        model.embedding.forward = lambda given: move(encode(given))  # type: ignore[method-assign]
+    with mode(), pytest.raises(UserError, match=LINE), watching(model, "column_mass"):
+        model(ids(3))
+
+
 @torch.no_grad()
-def test_tokens_that_are_moved_before_the_blocks_have_the_positions_of_these() -> None:
-    """As patches that a masked autoencoder shuffles: all layers have the same positions."""
+def test_ids_that_are_moved_before_they_are_read_are_refused() -> None:
+    """Positions and ids of tokens were those of others."""
     model = Model(plain, num_heads=HEADS)
-    encode = model.embedding.forward
-    model.embedding.forward = lambda given: encode(given)[:, ORDER]  # type: ignore[method-assign]
+    encode = model.encode
+    line = "reads its token ids in another order than it is passed them"
+    model.encode = lambda given: encode(given.flip(1))  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=line), watching(model, "column_mass"):
+        model(ids())
+    model.encode = lambda given: encode((given + 1) % 99)  # type: ignore[method-assign]
     with watching(model, "column_mass") as watch:
         model(ids())
     assert_exact(watch, model)

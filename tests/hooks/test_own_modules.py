@@ -127,6 +127,39 @@ def row_by_row(attention: Attention, x: Tensor) -> Tensor:
     return torch.cat([scaled_dot_product_attention(*attention.split(row[None])) for row in x])
 
 
+def half_by_half(attention: Attention, x: Tensor) -> Tensor:
+    return torch.cat([plain(attention, part) for part in x.chunk(2, 1)], 2)
+
+
+def window_by_window_of_each_row(attention: Attention, x: Tensor) -> Tensor:
+    return torch.cat([torch.cat([plain(attention, part) for part in row[None].split(4, 1)], 2) for row in x])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("way", [half_by_half, window_by_window_of_each_row])
+@torch.no_grad()
+def test_parts_of_a_sequence_are_no_samples(way: Way, rows: int) -> None:
+    """The positions of each began at 0."""
+    model = Model(way)
+    with pytest.raises(UserError, match="attends to parts of a sequence one after another"), watching(model):
+        model(ids(rows))
+
+
+def each_row_without_its_end(attention: Attention, x: Tensor) -> Tensor:
+    parts = [plain(attention, x[row : row + 1, : TOKENS - 2]) for row in range(len(x))]
+    return torch.nn.functional.pad(torch.cat(parts), (0, 0, 0, 2))
+
+
+@torch.no_grad()
+def test_rows_that_are_cut_at_their_end_are_samples() -> None:
+    model = Model(each_row_without_its_end)
+    with watching(model, "column_mass") as watch:
+        model(ids(3))
+    assert watch.samples == 3
+    model.inputs = [x[:, : TOKENS - 2] for x in model.inputs]
+    assert_exact(watch, model)
+
+
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("way", [differential, head_by_head])
 @torch.no_grad()

@@ -35,7 +35,7 @@ class Decoder(nn.Module):
         self.stack = nn.TransformerDecoder(layer, 2)
 
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
-        memory = x[:, :7].flip(1).contiguous()
+        memory = -x[:, :7]
         return self.stack(x, memory, CAUSAL, memory_key_padding_mask=hidden, tgt_is_causal=True)
 
 

@@ -1,4 +1,4 @@
-"""Tokens that a module of nobody's library puts in another order before it attends, as where they are sorted."""
+"""Tokens or samples that a module of nobody's library puts in another order, as where they are sorted."""
 
 from typing import Any
 from weakref import ReferenceType, ref
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.tracing import is_traced, is_transformed
-from regard.hooks.data_flow import FLOW
 from regard.hooks.head_order import COMPARED, are_moved
 from regard.hooks.module_tree import cannot_observe
 from regard.hooks.two_operands import Step
 
+JOINING = ("cat", "concat", "concatenate")
+"""Functions that may put parts of a tensor together in another order."""
 MAKING = ("empty", "full", "new_", "ones", "rand", "zeros")
 """How names of functions begin that make a tensor of another one's shape alone."""
 
 
 class MovedTokens:
-    """Follows what is made of hidden states whose tokens were moved in a block, or behind one.
+    """Follows what is made of hidden states whose tokens were moved, or samples, before the blocks or in them.
 
-    Before the first block, positions are those of its input. A second move is taken to put them back, and so is what is
-    written to a new tensor. A function of moved and other tokens, as of a token and the one before it, is taken to be
-    about the others.
+    A second move is taken to put them back, and so is what is written to a new tensor. A function of moved and other
+    tokens, as of a token and the one before it, is taken to be about the others.
     """
 
     def __init__(self) -> None:
@@ -33,15 +33,19 @@ class MovedTokens:
 
     def follow(self, step: Step) -> None:
         """Note what a function has made."""
-        if not self._moved and not step.moves_entries:
+        is_move = step.moves_entries or step.name in JOINING
+        if not self._moved and not is_move:
             return
         made = step.made
         read = [one for one in step.operands() if isinstance(one, Tensor) and one.is_floating_point()]
         if not made or not read or is_traced() or is_transformed(made[0]) or step.name.startswith(MAKING):
             return
         is_moved = any(map(self.holds, read))
-        if step.moves_entries:
-            is_moved = not is_moved and _moves_tokens(read[0], made[0]) and _is_of_blocks(step)
+        whole = _find_whole(read[0], made[0]) if step.name in JOINING else read[0]
+        if is_move and _moves_tokens(whole, made[0]):
+            is_moved = not is_moved
+        elif step.moves_entries:
+            is_moved = False
         elif is_moved:
             others = [one for one in read if not self.holds(one) and not isinstance(one, nn.Parameter)]
             tokens = (read[0].shape[:-1], made[0].shape[:-1])
@@ -64,9 +68,11 @@ class MovedTokens:
             )
 
 
-def _is_of_blocks(step: Step) -> bool:
-    """Return whether a function was called in a block, or reads what one has returned."""
-    return FLOW.in_block or bool(FLOW.is_made(step.args, step.kwargs))
+@torch.no_grad()
+def _find_whole(part: Tensor, joined: Tensor) -> Tensor:
+    """Return the tensor that a part was cut from, if it has as many entries as what such parts were joined to."""
+    size = part.untyped_storage().nbytes() // part.element_size()
+    return part.as_strided(joined.shape, joined.stride(), 0) if size == joined.numel() else part
 
 
 @torch.no_grad()

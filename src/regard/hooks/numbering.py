@@ -89,8 +89,8 @@ class BlockCounter:
         """The arguments of the block."""
         self._reads = dict[nn.Module, list[int]]()
         """Tokens of all rows that each call of a part of a block has read, in a module of nobody's library."""
-        self._queries = dict[str, int]()
-        """Queries of all calls in the block that are no repeats, over all rows, by kind."""
+        self._queries = dict[str, tuple[int, int]]()
+        """Queries of all calls in the block that are no repeats, over all rows, and these rows, by kind."""
 
     def _holds_all(self, module: nn.Module) -> bool:
         return module not in self._indices and set(self._indices) <= set(modules_of(module))
@@ -127,6 +127,17 @@ class BlockCounter:
             return
         before = self._ids.setdefault(table, ids.clone())
         self._are_several = self._are_several or not torch.equal(ids, before)
+
+    def check_ids(self, tokens: Tensor | None) -> None:
+        """Raise a UserError if no table was read with the ids of a forward, and one with the same in another order."""
+        read = [ids for ids in self._ids.values() if tokens is not None and ids.shape == tokens.shape]
+        if tokens is None or any(torch.equal(ids, tokens) for ids in read):
+            return
+        if any(torch.equal(ids.flatten().sort().values, tokens.flatten().sort().values) for ids in read):
+            raise UserError(
+                f"cannot observe {self._name}: it reads its token ids in another order than it is passed them; pass "
+                "them in the order of its blocks"
+            )
 
     def _read_states(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         check_inputs(self._name, (*args, *kwargs.values()))
@@ -209,17 +220,29 @@ class BlockCounter:
         reads = self._reads.get(module, [])
         if not part:
             del reads[:-1]
-        before = self._queries.get(kind, 0) if part else 0
-        self._queries[kind] = before + len(call.query) * call.query.shape[2]
+        before, rows = self._queries.get(kind, (0, 0)) if part else (0, 0)
+        self._queries[kind] = before + len(call.query) * call.query.shape[2], rows + len(call.query)
         if not part:
             return
+        if self._stack.is_own and self._are_parts(kind, call):
+            raise UserError(
+                f"cannot observe {self._name}: {type(module).__name__} attends to parts of a sequence one after "
+                "another; expected one attention to all of its tokens, or one for each sample"
+            )
         tokens = reads[0] if len(reads) == 1 else _count_tokens(*self._read) or sum(reads)  # of several, the block's
-        if tokens and self._queries[kind] > tokens:
+        if tokens and self._queries[kind][0] > tokens:
             raise UserError(
                 f"cannot observe {self._name}: {type(module).__name__} attends several times for the same tokens, with "
                 "other queries and keys, as differential attention and loops over heads do; expected one attention of "
                 "all heads"
             )
+
+    def _are_parts(self, kind: str, call: AttentionCall) -> bool:
+        """Return whether calls are of parts of (batch, token, width): of more rows than that has, and fewer tokens."""
+        states = _find_first(*self._read)
+        if states is None or states.ndim != HIDDEN_AXES or call.query.shape[2] in states.shape[:2]:
+            return False
+        return self._queries[kind][1] > len(states)
 
     def find_silent(self) -> list[int]:
         """Return the blocks that were executed, and not skipped, and never attended as others with such parts did."""
@@ -306,14 +329,16 @@ def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: boo
     They are the first of its tensors, but for masks of pairs: (batch, token, width), or else with other axes. Those of
     parts of a block may be axes of heads: these are left out (`is_part`).
     """
+    states = _find_first(args, kwargs, is_part=is_part)
+    return None if states is None else states.shape[:-1].numel()
+
+
+def _find_first(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Tensor | None:
+    """Return the states that `_count_tokens` counts."""
     named = (kwargs["hidden_states"],) if "hidden_states" in kwargs else ()
     tensors = [one for value in (*args, *named, *kwargs.values()) for one in tensors_of(value) if one.ndim > 1]
-    if not tensors:
-        return None
-    states = tensors[0] if tensors[0].ndim <= HIDDEN_AXES else next((t for t in tensors if t.ndim == HIDDEN_AXES), None)
-    if states is None and not is_part:
-        states = tensors[0]
-    return None if states is None else states.shape[:-1].numel()
+    of_tokens = (t for t in tensors if t.ndim == HIDDEN_AXES or (t is tensors[0] and t.ndim < HIDDEN_AXES))
+    return next(of_tokens, None if is_part or not tensors else tensors[0])
 
 
 def _find_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:

@@ -135,6 +135,7 @@ class Sequences:
             )
         if kind == "self":
             if not self.lengths:
+                self.counter.check_ids(self.forward.tokens)
                 self._read_first_attention(module, call)
             elif call.query.shape[0] != self._batch:
                 self._refuse_rows(self._batch, call.query.shape[0])
