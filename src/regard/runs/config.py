@@ -9,8 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar, get_type_hints
 
-from regard.errors import UserError
-from regard.runs.idle_options import IdleOptions, warn_of_idle_options
+from regard.errors import UserError, describe_value, warn_user
+from regard.runs.idle_options import IdleOptions
 from regard.runs.options import Option
 from regard.runs.options import config_field as config_field
 from regard.runs.output_dir import RESULTS
@@ -57,7 +57,11 @@ class Config:
 
     def warn_of_idle(self, *modes: str) -> None:
         """Warn of given fields that change nothing in a run of these modes, which the rules in `idle` name."""
-        warn_of_idle_options(self.idle, self, self.given_fields(), modes)
+        given = self.given_fields()
+        rules = [rule for rule in self.idle if (not rule.mode or rule.mode in modes) and rule.applies(self)]
+        for name, reason in ((name, rule.reason) for rule in rules for name in rule.fields if name in given):
+            value = describe_value(getattr(self, name)).strip("'")
+            warn_user(f"{name.replace('_', '-')}: {value} changes nothing, {reason}")
 
     @classmethod
     @cache

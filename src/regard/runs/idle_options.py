@@ -1,12 +1,8 @@
-"""Options that change nothing in some mode of a run: each command has a table of them; users are told in one line."""
+"""Options that change nothing in some mode of a run: each command has a table of them."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from regard.errors import describe_value, warn_user
 
 
 @dataclass(frozen=True)
@@ -24,15 +20,3 @@ class IdleOptions:
     reason: str
     mode: str = ""
     applies: Callable[[Any], bool] = lambda config: True
-
-
-def warn_of_idle_options(
-    rules: Iterable[IdleOptions], config: Any, given: Collection[str], modes: Collection[str] = ()
-) -> None:
-    """Warn of each field among those `given` that changes nothing in a run of these modes, in a line of its own."""
-    for rule in rules:
-        if (not rule.mode or rule.mode in modes) and rule.applies(config):
-            for name in rule.fields:
-                if name in given:
-                    value = describe_value(getattr(config, name))
-                    warn_user(f"{name.replace('_', '-')}: {value.strip(chr(39))} changes nothing, {rule.reason}")
