@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -361,3 +362,21 @@ def test_equal_values_have_no_error_of_rounding() -> None:
 def test_means_over_fewer_trials_than_there_are_say_so() -> None:
     assert format_mean(Mean(2, 3.05, 0.05), of=3) == "3.050 ± 0.050 (n = 2)"
     assert format_mean(Mean(3, 3.05, 0.05), of=3) == "3.050 ± 0.050"
+
+
+def test_a_key_figure_says_how_many_of_the_trials_it_is_of() -> None:
+    """Two seeds of b diverged: the mean of the other is lowest, and is of one trial of three."""
+    table = trials({"a": [3.0, 3.0, 3.0], "b": [math.nan, 2.0, math.nan]})
+    best = make_key_figures(Comparison.of(table, record(("a", "b"))))[0]
+    assert (best.label, best.value, best.note) == ("Validation loss, lowest", "2.00 (n = 1)", "b")
+
+
+def test_the_summary_says_how_many_of_the_trials_a_mean_is_of() -> None:
+    """The mean of 3.71 and 3.75 is 3.73, its standard error 0.02."""
+    text = terminal(trials(LOSSES | {"sigmoid": [3.71, math.nan, 3.75]}), record())
+    assert max(len(line) for line in text.splitlines()) <= 80
+    cells = [re.split(r" {2,}", line.strip()) for line in text.splitlines() if line.startswith(("comb", "sigmoid"))]
+    assert cells == [
+        ["combination", "seeds", "Validation loss", "Sink₀"],
+        ["sigmoid", "3", "3.730 ± 0.020 (n = 2)", "0 %"],
+    ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from regard.commands.sweep import means as sweep_means
-from regard.commands.sweep.means import Comparison, format_mean
+from regard.commands.sweep.means import Comparison, format_metric
 from regard.errors import UserError, check_choice
 from regard.report import colors
 from regard.report.drawing import grid, plain_text
@@ -24,10 +24,7 @@ def tabulate_means(comparison: Comparison) -> pd.DataFrame:
         {
             "combination": item.name,
             "seeds": len(item.rows),
-            **{
-                title: format_mean(sweep_means.mean(item.rows, metric), unit, of=len(item.rows))
-                for metric, (title, unit) in comparison.metrics.items()
-            },
+            **{title: format_metric(item.rows, metric, unit) for metric, (title, unit) in comparison.metrics.items()},
         }
         for item in comparison.combinations
     ]

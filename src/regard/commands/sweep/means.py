@@ -152,6 +152,11 @@ def _by_seed(rows: pd.DataFrame, metric: str) -> dict[Any, float]:
     return {seed: float(value) for seed, value in zip(seeds, values, strict=True) if math.isfinite(value)}
 
 
+def format_metric(rows: pd.DataFrame, metric: str, unit: str) -> str:
+    """Format the mean of a metric over the trials of a combination, with how many have it where not all do."""
+    return format_mean(mean(rows, metric), unit, of=len(rows))
+
+
 def format_mean(value: Mean, unit: str = "", *, of: int = 0) -> str:
     """Format a mean ± standard error, to the error's second digit or five digits; to three digits without an error.
 

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from regard.commands.sweep import means as sweep_means
 from regard.commands.sweep import words
-from regard.commands.sweep.means import METRICS, Combination, Comparison, format_mean
+from regard.commands.sweep.means import METRICS, Combination, Comparison, format_metric
 from regard.report import labels
 from regard.report.arrays import Floats
 from regard.report.labels import format_value
@@ -53,10 +52,7 @@ def _means(comparison: Comparison) -> Table:
     rows, metrics = [], comparison.metrics
     has_emergence = words.EMERGENCE in comparison.trials
     for item in comparison.combinations if metrics else []:
-        means = [
-            format_mean(sweep_means.mean(item.rows, metric), unit, of=len(item.rows))
-            for metric, (_, unit) in metrics.items()
-        ]
+        means = [format_metric(item.rows, metric, unit) for metric, (_, unit) in metrics.items()]
         emergence = [words.describe_emergence(item)] if has_emergence else []
         rows.append((item.name, "", [words.count_seeds(item), *means, *emergence]))
     titles = [title for title, _ in metrics.values()]

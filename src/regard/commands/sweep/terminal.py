@@ -6,13 +6,13 @@ from typing import Any
 import pandas as pd
 from rich.console import Group
 
-from regard.commands.sweep import means as sweep_means
-from regard.commands.sweep.means import Comparison
+from regard.commands.sweep.means import Comparison, format_metric
 from regard.commands.sweep.words import count_seeds, has_seeds, write_ledes, write_title, write_warnings
 from regard.report import labels
 from regard.report.terminal import WIDTH, plain, summary
 
-SEEDS, CELL = 8, 18
+SEEDS, CELL, GAP = 8, 18, 2
+"""Widths of the columns of seeds and of means, at least, and blanks before a mean that is longer."""
 COLUMNS = (
     *("valid_loss", "sink_rate", "alpha_first"),
     *("average_performance_til", "forgetting_til", "average_performance_cil"),
@@ -36,23 +36,23 @@ def _means(comparison: Comparison) -> list[str]:
     """Format a line for each combination; the last metrics are omitted if names are long."""
     metrics = [metric for metric in COLUMNS if metric in comparison.metrics]
     names = [plain(item.name) for item in comparison.combinations]
-    longest = max(map(len, names))
-    while len(metrics) > 1 and longest > _room(len(metrics)):
-        metrics.pop()
+    longest = max(map(len, [_HEAD, *names]))
     if not metrics:
         return []
-    width = min(max(longest, len(_HEAD)), _room(len(metrics)))
-    titles = "".join(f"{comparison.metrics[metric][0]:>{CELL}}" for metric in metrics)
-    lines = [f"{_HEAD:<{width}}{'seeds':>{SEEDS}}{titles}"]
-    for name, item in zip(names, comparison.combinations, strict=True):
-        means = [(sweep_means.mean(item.rows, metric), comparison.metrics[metric][1]) for metric in metrics]
-        cells = "".join(f"{sweep_means.format_mean(mean, unit):>{CELL}}" for mean, unit in means)
-        lines.append(f"{_shorten(name, width):<{width}}{count_seeds(item):>{SEEDS}}{cells}")
+    means = [
+        [format_metric(item.rows, metric, comparison.metrics[metric][1]) for metric in metrics]
+        for item in comparison.combinations
+    ]
+    cell = max([CELL, *(len(text) + GAP for of_item in means for text in of_item)])
+    count = max(1, min(len(metrics), (WIDTH - SEEDS - longest) // cell))
+    width = min(longest, WIDTH - SEEDS - cell * count)
+    titles = [comparison.metrics[metric][0] for metric in metrics]
+    rows = zip(names, map(count_seeds, comparison.combinations), means, strict=True)
+    lines = [
+        f"{_shorten(name, width):<{width}}{seeds:>{SEEDS}}" + "".join(f"{text:>{cell}}" for text in texts[:count])
+        for name, seeds, texts in [(_HEAD, "seeds", titles), *rows]
+    ]
     return [*lines, "± is the standard error over seeds"] if has_seeds(comparison) else lines
-
-
-def _room(num_metrics: int) -> int:
-    return WIDTH - SEEDS - CELL * num_metrics
 
 
 def _shorten(name: str, width: int) -> str:

@@ -3,7 +3,7 @@
 import math
 
 from regard.commands.sweep import means as sweep_means
-from regard.commands.sweep.means import Combination, Comparison, format_mean
+from regard.commands.sweep.means import Combination, Comparison, format_metric
 from regard.report import labels
 from regard.report.page import KeyFigure
 from regard.runs.intervals import SeedDifference
@@ -75,13 +75,13 @@ def make_key_figures(comparison: Comparison) -> list[KeyFigure]:
     figures = []
     for metric, extreme in _EXTREMES:
         if metric in comparison.metrics:
-            means = [(item.name, sweep_means.mean(item.rows, metric)) for item in comparison.combinations]
-            pick = max if extreme == "highest" else min
-            name, best = pick(((name, mean) for name, mean in means if mean.n), key=lambda pair: pair[1].value)
+            means = [(item, sweep_means.mean(item.rows, metric)) for item in comparison.combinations]
+            known = [(item, mean.value) for item, mean in means if mean.n]
+            best, value = (max if extreme == "highest" else min)(known, key=lambda pair: pair[1])
             title, unit = comparison.metrics[metric]
-            equal = [other for other, mean in means if mean.n and math.isclose(mean.value, best.value, rel_tol=1e-9)]
-            note = name if len(equal) == 1 else f"the same: {list_some(equal, MAX_EQUAL)}"
-            figures.append(KeyFigure(f"{title}, {extreme}", format_mean(best, unit), note))
+            equal = [item.name for item, other in known if math.isclose(other, value, rel_tol=1e-9)]
+            note = best.name if len(equal) == 1 else f"the same: {list_some(equal, MAX_EQUAL)}"
+            figures.append(KeyFigure(f"{title}, {extreme}", format_metric(best.rows, metric, unit), note))
     return figures
 
 
