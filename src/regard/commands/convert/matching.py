@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class LayerMatch:
         """Register the hooks on the teacher and on a model."""
         with ExitStack() as stack:
             for name in self.names:
-                of_teacher = self.teacher.get_submodule(name).register_forward_hook(self._keeper(name))
-                of_model = model.get_submodule(name).register_forward_hook(self._judge(name))
+                of_teacher = self.teacher.get_submodule(name).register_forward_hook(partial(self._keep, name))
+                of_model = model.get_submodule(name).register_forward_hook(partial(self._judge, name))
                 stack.callback(of_teacher.remove)
                 stack.callback(of_model.remove)
             yield
@@ -65,23 +66,17 @@ class LayerMatch:
         with torch.no_grad():
             self.teacher(**rows, use_cache=False)
 
-    def _keeper(self, name: str) -> Any:
-        def keep(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            if name in self._expected:
-                self._expected[name].append(_first(output).detach())
+    def _keep(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        if name in self._expected:
+            self._expected[name].append(_first(output).detach())
 
-        return keep
-
-    def _judge(self, name: str) -> Any:
-        def judge(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-            if not self._expected.get(name):
-                return None  # a forward without the teacher, as for validation
-            actual, expected = _first(output), self._expected[name].pop(0)
-            error = (actual.float() - expected.float()).square().mean(-1).sum() / max(self.scales[name], 1e-12)
-            self.errors[name] = self.errors[name] + error if name in self.errors else error
-            return (expected, *output[1:]) if isinstance(output, tuple) else expected
-
-        return judge
+    def _judge(self, name: str, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        if not self._expected.get(name):
+            return None  # a forward without the teacher, as for validation
+        actual, expected = _first(output), self._expected[name].pop(0)
+        error = (actual.float() - expected.float()).square().mean(-1).sum() / max(self.scales[name], 1e-12)
+        self.errors[name] = self.errors[name] + error if name in self.errors else error
+        return (expected, *output[1:]) if isinstance(output, tuple) else expected
 
 
 def _first(output: Any) -> Tensor:
