@@ -9,7 +9,7 @@ from rich.console import Group
 from regard.commands.sweep.means import Comparison, format_metric
 from regard.commands.sweep.words import count_seeds, has_seeds, write_ledes, write_title, write_warnings
 from regard.report import labels
-from regard.report.terminal import WIDTH, plain, summary
+from regard.report.terminal import WIDTH, plain, shorten, summary
 
 SEEDS, CELL, GAP = 8, 18, 2
 """Widths of the columns of seeds and of means, at least, and blanks before a mean that is longer."""
@@ -49,12 +49,7 @@ def _means(comparison: Comparison) -> list[str]:
     titles = [comparison.metrics[metric][0] for metric in metrics]
     rows = zip(names, map(count_seeds, comparison.combinations), means, strict=True)
     lines = [
-        f"{_shorten(name, width):<{width}}{seeds:>{SEEDS}}" + "".join(f"{text:>{cell}}" for text in texts[:count])
+        f"{shorten(name, width):<{width}}{seeds:>{SEEDS}}" + "".join(f"{text:>{cell}}" for text in texts[:count])
         for name, seeds, texts in [(_HEAD, "seeds", titles), *rows]
     ]
     return [*lines, "± is the standard error over seeds"] if has_seeds(comparison) else lines
-
-
-def _shorten(name: str, width: int) -> str:
-    """Omit the middle of a long name: combinations differ at both ends."""
-    return name if len(name) <= width else f"{name[: width // 2]}…{name[len(name) - (width - width // 2 - 1) :]}"
