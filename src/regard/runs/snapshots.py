@@ -72,11 +72,6 @@ class Snapshots:
     def index_of(self, path: Path) -> int:
         return int(path.name.removeprefix(f"{self.name}-"))
 
-    def latest_path(self) -> Path | None:
-        """Return the folder of the last good state, None where there is none."""
-        found = self.find_latest()
-        return None if found is None else found[0]
-
     def find_latest(self) -> tuple[Path, Any] | None:
         """Return folder and record of the last good state, None where there is none; damaged ones are not told."""
         read = ((path, self._read_manifest(path)) for path in reversed(self.paths()))
@@ -100,8 +95,8 @@ class Snapshots:
 
     def describe_latest(self) -> str:
         """Return half a sentence about the last good state."""
-        path = self.latest_path()
-        return "there is no saved state" if path is None else f"the last good state is {path}"
+        found = self.find_latest()
+        return "there is no saved state" if found is None else f"the last good state is {found[0]}"
 
     def clear_unfinished(self) -> None:
         """Delete what a process left that was killed while it wrote."""
