@@ -80,6 +80,8 @@ def test_each_conversation_gives_one_window_in_an_order_of_the_seed(with_bos: An
         UserError, match=r"length: expected a conversation of at least 30 tokens, the longest .* has 13;"
     ):
         make_conversation_windows(talks, with_bos, samples=1, length=30, template=TEMPLATE)
+    with pytest.raises(UserError, match=r"a conversation of at least 5 tokens, the longest found has 1;"):
+        make_conversation_windows([], with_bos, samples=1, **options)
 
 
 def test_the_template_of_the_tokenizer_is_the_default(with_bos: Any, recwarn: pytest.WarningsRecorder) -> None:

@@ -136,7 +136,8 @@ def make_conversation_windows(
         if len(windows) == samples:
             break
     if len(windows) < samples:
-        raise _too_few(len(windows), samples, length, max(counts) + length - frame.content_length, "conversation")
+        longest = max(counts, default=0) + length - frame.content_length
+        raise _too_few(len(windows), samples, length, longest, "conversation")
     warn_of_unknown({"": [ids for _, ids in windows]}, tokenizer)
     return _join(windows, frame, counts)
 
