@@ -38,8 +38,9 @@ def last_value(history: pd.DataFrame, name: str) -> float | None:
 
 
 def domains(table: pd.DataFrame) -> list[str]:
-    """The names of the domains that have a validation loss of their own."""
-    return [str(name).removeprefix(DOMAIN) for name in table.columns if str(name).startswith(DOMAIN)]
+    """The names of the domains that have a validation loss of their own; none of a single one, whose loss is that."""
+    names = [str(name).removeprefix(DOMAIN) for name in table.columns if str(name).startswith(DOMAIN)]
+    return names if len(names) > 1 else []
 
 
 def thin_indices(count: int, most: int = MOST) -> np.ndarray[Any, np.dtype[np.int64]]:

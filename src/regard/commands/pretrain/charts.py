@@ -34,8 +34,7 @@ def _names(points: Sequence[Mapping[str, Any]]) -> list[str]:
 def loss_panels(history: pd.DataFrame) -> list[Panel]:
     """Plot training and validation loss by step; with several domains, also a line for each."""
     training, valid = curve("training", history, "loss"), curve("validation", history, "valid_loss")
-    names = domains(history) if len(domains(history)) > 1 else []
-    by_domain = [point for name in names for point in curve(name, history, f"{DOMAIN}{name}")]
+    by_domain = [point for name in domains(history) for point in curve(name, history, f"{DOMAIN}{name}")]
     lines = [("training", GREY, 0), ("validation", 0, 0)] if training and valid else None
     caption = "Training and validation" if training and valid else "Validation" if valid else "Training"
     return [

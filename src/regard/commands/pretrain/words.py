@@ -107,7 +107,7 @@ def key_figures(history: pd.DataFrame, metadata: Mapping[str, Any]) -> list[KeyF
 
 
 def _losses(history: pd.DataFrame, last: Last) -> list[KeyFigure]:
-    names = domains(history) if len(domains(history)) > 1 else []
+    names = domains(history)
     training = labels.number(last["loss"], 3) if "loss" in last else ""
     if "valid_loss" not in last and training:
         return [KeyFigure("Training loss", training, "nats per token, at the end")]

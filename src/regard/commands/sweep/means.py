@@ -116,8 +116,7 @@ def name_combination(values: Mapping[str, Any]) -> str:
 
 
 def _find_metrics(trials: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    names = domains(trials)
-    by_domain = {f"{DOMAIN}{name}": (f"Validation loss, {name}", "") for name in (names if len(names) > 1 else [])}
+    by_domain = {f"{DOMAIN}{name}": (f"Validation loss, {name}", "") for name in domains(trials)}
     metrics = {"valid_loss": METRICS["valid_loss"], **by_domain, **METRICS}
     return {key: title for key, title in metrics.items() if np.isfinite(numeric_column(trials, key)).any()}
 
