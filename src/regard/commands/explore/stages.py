@@ -96,12 +96,12 @@ def open_stages(name: str, method: str | None, seed: int | None, options: Mappin
         stages = _open_run(Path(name), method, seed)
     elif method is not None or seed is not None:
         raise UserError(f"--method and --seed are for runs of `regard learn`; {name} is none")
-    elif is_learnt:
-        learnt = LearntModel.from_pretrained(name)
-        stage = _of_network(name, learnt.network, learnt.tokenizer, learnt.labels(), Path(name).name)
-        stages = Stages(stage.name, [stage.name], lambda index: stage)
     else:
-        stage = make_stage(models.load(name, **options, head=True))
+        if is_learnt:
+            learnt = LearntModel.from_pretrained(name)
+            stage = _of_network(name, learnt.network, learnt.tokenizer, learnt.labels(), Path(name).name)
+        else:
+            stage = make_stage(models.load(name, **options, head=True))
         stages = Stages(stage.name, [stage.name], lambda index: stage)
     stages.get(len(stages.names) - 1)  # what cannot be explored is refused before anything is served
     return stages
