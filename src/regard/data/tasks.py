@@ -255,7 +255,7 @@ def _sort_key(name: str) -> tuple[bool, bool, int, str]:
     return name != "O", not is_integer, int(name) if is_integer else 0, name
 
 
-def _to_examples(table: tables.Table, indices: Mapping[str, int], class_names: Sequence[str] = ()) -> Examples:
+def _to_examples(table: tables.Table, indices: Mapping[str, int], class_names: Sequence[str]) -> Examples:
     """Return rows with the indices of their labels, which may be written as numbers of classes that have names."""
     texts = tuple(row.texts for row in table.rows)
     if table.rows[0].label is None:

@@ -235,7 +235,7 @@ def _make_task(
     columns: UserColumns,
     division: tuple[int, Path] | None = None,
     *,
-    left_out: int = 0,
+    left_out: int,
 ) -> RawTask:
     """Make a task whose classes are those of train: integers by size, then names by alphabet.
 
