@@ -323,6 +323,8 @@ def test_constant_heads_stand_beside_an_operation(name: str, gated: bool) -> Non
     output, found = attend(call, wanted)
     own = formulas.output(**tensors, **choices(spec), scale=0.7)
     fixed = (matrices / matrices.sum(-1, keepdim=True)) @ tensors["v"]
+    if spec.extra == "v-bias":
+        fixed = fixed + tensors["extra_value"][[0, 3]][:, None]
     share = torch.zeros(2, dtype=torch.float64) if gate is None else gate
     expected = own.clone()
     expected[:, [0, 3]] = share[:, None, None] * own[:, [0, 3]] + (1 - share[:, None, None]) * fixed

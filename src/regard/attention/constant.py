@@ -11,11 +11,30 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.attention.call import AttentionCall, ConstantHeadsInput, as_slice, visible_mask
+from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, as_slice, visible_mask
 from regard.attention.tracing import always, is_traced
+from regard.errors import UserError
 
 MAX_LOOKUP_QUERIES = 8
 """Most queries of a call for which the rows of shifted samples are looked up one by one: more repay moving them."""
+
+
+def has_whole_rows(operation: Operation) -> bool:
+    """Return whether the weights of a row and its column sum to one, so that a constant's column is what it lacks."""
+    is_own = operation.function is not None
+    return not is_own and (operation.weighting == "softmax" or operation.normalisation == "sum")
+
+
+def check_extra_value(call: AttentionCall) -> None:
+    """Raise a UserError where a value stands beside those of the keys whose weight in constant heads is not known."""
+    operation = call.operation
+    if operation is None or operation.extra_value is None or operation.extra_key is None:
+        return
+    if not has_whole_rows(operation):
+        raise UserError(
+            "constants beside a learned key and value (kv-bias): expected weights whose rows sum to 1, which tell how "
+            f"much the value gets; got {operation.weighting}, normalisation {operation.normalisation}"
+        )
 
 
 def constant_weights(call: AttentionCall) -> Float[Tensor, "batch constant query key"]:

@@ -188,7 +188,7 @@ def _constant_heads_output(call: AttentionCall) -> Tensor:
     if _is_one_query(call):
         return _one_query_output(call, call.constant)
     dtype, heads = call.value.dtype, list(call.constant.heads)  # autocast gives the parts types of their own
-    fixed = constant_output(call).to(dtype)
+    fixed = _with_extra_value(call, call.constant, constant_output(call).to(dtype))
     if call.constant.gate is not None:
         if call.dropout:  # of the mixed weights, which are needed for it
             return reference.attend(expand_bias(call)).to(dtype)
@@ -209,6 +209,22 @@ def _constant_heads_output(call: AttentionCall) -> Tensor:
     for part, indices in ((attention, others), (fixed, heads)):
         output[:, :, as_slice(indices)] = part
     return output.transpose(1, 2)
+
+
+def _with_extra_value(call: AttentionCall, constant: ConstantHeadsInput, output: Tensor) -> Tensor:
+    """Return the output (batch, query, constant, value_width) of constant heads with the value beside the others.
+
+    Without a key it is added as it is; beside a key it is multiplied by what their rows give to no token.
+    """
+    operation = call.operation
+    if operation is None or operation.extra_value is None:
+        return output
+    heads = list(constant.heads)
+    value = operation.extra_value.to(output.dtype).expand(call.query.shape[1], -1)[heads]
+    if operation.extra_key is None:
+        return output + value
+    lack = reference.constant_lack(call).to(output.dtype).transpose(1, 2)
+    return output + lack * value
 
 
 def _is_one_query(call: AttentionCall) -> bool:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput, Operation, relative_positions, visible_mask
-from regard.attention.constant import constant_weights
+from regard.attention.constant import constant_weights, has_whole_rows
 from regard.attention.tracing import is_exported
 from regard.attention.weightings import NORMALISATIONS, WEIGHTINGS, proxy_distribution
 from regard.errors import UserError
@@ -114,7 +114,12 @@ def mixed_weights(call: AttentionCall, operation: Operation) -> WeightsAndColumn
     if call.constant is None:
         return matrix, column
     matrix = _insert_constant(call, call.constant, matrix)
-    return matrix, None if column is None else column * _attention_share(call, column)
+    if column is None:
+        return matrix, None
+    column = column * _attention_share(call, column)
+    if has_whole_rows(operation):
+        column = column + constant_column(call, call.constant, column)
+    return matrix, column
 
 
 def operation_output(call: AttentionCall, operation: Operation) -> Float[Tensor, "batch head query value_width"]:
@@ -134,8 +139,7 @@ def add_extra_value(
     if operation.extra_value is None:
         return output
     value = operation.extra_value.to(output.dtype)[:, None]
-    share = column if operation.extra_key is not None and column is not None else _attention_share(call, output)
-    return output + share * value
+    return output + (value if operation.extra_key is None or column is None else column * value)
 
 
 def _attention_share(call: AttentionCall, like: Tensor) -> Float[Tensor, "head 1 1"]:
@@ -197,10 +201,15 @@ def _without_sign(
     return torch.where((matrix < 0).any(-1, keepdim=True), proxy_distribution(matrix), matrix)
 
 
-def _constant_column(call: AttentionCall, constant: ConstantHeadsInput, like: Tensor) -> Tensor:
+def constant_lack(call: AttentionCall) -> Float[Tensor, "batch constant query 1"]:
+    """Return what the rows of constant heads lack to one; 0 of rows of zeros."""
+    sums = constant_weights(call).abs().sum(-1, keepdim=True)
+    return (1 - sums).clamp(min=0) * (sums != 0)
+
+
+def constant_column(call: AttentionCall, constant: ConstantHeadsInput, like: Tensor) -> Tensor:
     """Return what constant heads give to no token: (batch, head, query, 1), 0 of the other heads."""
-    sums = constant_weights(call).abs().sum(-1, keepdim=True).to(like.dtype)
-    share = (1 - sums).clamp(min=0) * (sums != 0)
+    share = constant_lack(call).to(like.dtype)
     if constant.gate is not None:
         share = share * (1 - constant.gate[:, None, None])
     return torch.zeros_like(like).index_copy(1, torch.tensor(constant.heads, device=like.device), share)
@@ -214,7 +223,7 @@ def _mixed_distribution(call: AttentionCall, constant: ConstantHeadsInput) -> tu
     attention, matrix = replace(call, constant=None), weights(call)
     sees = (log_normalizer(attention) > float("-inf"))[..., None]
     column = (1 - weights(attention).sum(-1, keepdim=True)) * sees * _attention_share(call, matrix)
-    column = column + _constant_column(call, constant, column)
+    column = column + constant_column(call, constant, column)
     columns = proxy_distribution(torch.cat([column, matrix], dim=-1))
     return columns[..., 1:], columns[..., 0]
 
@@ -236,7 +245,5 @@ def distribution(
     if operation.function is not None or WEIGHTINGS[operation.weighting].proxy:
         columns = proxy_distribution(columns)
     elif call.constant is not None:
-        if column is not None and (operation.weighting == "softmax" or operation.normalisation != "none"):
-            columns = torch.cat([column + _constant_column(call, call.constant, column), matrix], dim=-1)
         columns = _without_sign(columns, call.constant)
     return (columns, torch.zeros_like(columns[..., 0])) if column is None else (columns[..., 1:], columns[..., 0])

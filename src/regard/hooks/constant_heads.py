@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention.call import AttentionCall, ConstantHeadsInput
+from regard.attention.constant import check_extra_value
 from regard.attention.one_token import EXACT, attend_beside_rows, average_by_rows
 from regard.attention.tracing import always, is_traced
 from regard.errors import UserError
@@ -71,6 +72,7 @@ class ConstantHeads(nn.Module):
 
     def apply_to(self, call: AttentionCall, key_heads: tuple[int, ...] | None = None) -> AttentionCall:
         """Return the call with these constants in it, and keys of some heads. UserError for too many tokens."""
+        check_extra_value(call)
         during = self.during
         forward, query_shift = during.forward, during.shift
         queries, keys, offset = call.query.shape[2], call.key.shape[2], forward.offset
