@@ -345,3 +345,18 @@ def test_merged_averages_of_weights_of_both_signs_are_those_of_all_data() -> Non
     matrix = merged.matrices["decoder", 0]
     assert bool((matrix < 0).any())
     torch.testing.assert_close(merged.row_sums["decoder", 0], matrix.abs().sum(-1))
+
+
+@torch.no_grad()
+def test_a_row_of_zeros_in_a_mixture_goes_to_no_virtual_sink(model: Any, constants: Constants) -> None:
+    """Half of it was a virtual sink, as the gate says, even where the model has none; without a gate it had none."""
+    matrices = {layer: matrix.clone() for layer, matrix in constants.matrices.items()}
+    for matrix in matrices.values():
+        matrix[:, 8:] = 0
+    batch = ids(2, LENGTH, seed=3)
+    own = 1 - model(batch, output_attentions=True).attentions[0].double().sum(-1)[:, :, 8:].mean(0)
+    with mixing(model, replace(constants, matrices=matrices)), watching(model, "virtual_sink_mass") as watch:
+        model(batch, use_cache=False)
+    frame = watch.frame("virtual_sink_mass", layer=0).dropna(subset=["head", "position"])
+    found = torch.tensor(frame.sort_values(["head", "position"])["value"].to_numpy()).view(HEADS, LENGTH)
+    torch.testing.assert_close(found[:, 8:], 0.5 * own, rtol=1e-4, atol=1e-6)

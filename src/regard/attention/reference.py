@@ -215,6 +215,14 @@ def constant_column(call: AttentionCall, constant: ConstantHeadsInput, like: Ten
     return torch.zeros_like(like).index_copy(1, torch.tensor(constant.heads, device=like.device), share)
 
 
+def _blank_share(call: AttentionCall, constant: ConstantHeadsInput, like: Tensor) -> Tensor:
+    """Return the share of rows of zeros in mixtures, which goes nowhere: (batch, head, query), 0 of other heads."""
+    if constant.gate is None:
+        return torch.zeros_like(like)
+    share = (constant_weights(call) == 0).all(-1).to(like.dtype) * (1 - constant.gate[:, None])
+    return torch.zeros_like(like).index_copy(1, torch.tensor(constant.heads, device=like.device), share)
+
+
 def _mixed_distribution(call: AttentionCall, constant: ConstantHeadsInput) -> tuple[Tensor, Tensor]:
     """Return |A| / Σ |A| of a layer whose heads mix attention with constants of both signs, which cancel in some rows.
 
@@ -238,7 +246,8 @@ def distribution(
             return _mixed_distribution(call, call.constant)
         matrix = weights(call) if call.constant is None else _without_sign(weights(call), call.constant)
         missing = 1 - matrix.sum(-1)
-        missing = missing if call.constant is None else missing.clamp(min=0)  # rows of constants may sum to more
+        if call.constant is not None:  # rows of constants may sum to more, or be zero
+            missing = (missing - _blank_share(call, call.constant, missing)).clamp(min=0)
         return matrix, missing * (log_normalizer(call) > float("-inf"))
     matrix, column = mixed_weights(call, operation)
     columns = matrix if column is None else torch.cat([column, matrix], dim=-1)
