@@ -66,3 +66,24 @@ def test_what_a_prefix_shows_is_not_predicted() -> None:
     few = replace(rows, input_ids=ids[:, :4], attention_mask=mask[:, :4], length=4)
     with pytest.raises(UserError, match="length: expected 2 tokens or more for perplexity"):
         PerplexityEvaluator(model, few, few, settings)
+
+
+def test_a_batch_of_which_a_prefix_shows_all_tokens_trains_nothing() -> None:
+    """The mean of no losses is no number, and the run ended with advice to lower the rate."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = RegardForCausalLM(RegardConfig(vocab_size=20, num_attention_heads=2, attention={"prefix": 4}, **sizes))
+    ids, mask = torch.randint(0, 20, (3, 9)), torch.ones(3, 9, dtype=torch.bool)
+    mask[1:, 4:] = False
+    rows = Encoded(ids, mask, None, ids, "natural", 9, (), 0, mask.sum(1))
+    settings, losses = ProbeConfig(learning_rate=0.1, batch_size=1, epochs=1), list[float]()
+    evaluator, weight = PerplexityEvaluator(model, rows, rows, settings), model.lm_head.weight
+    expected = evaluator.window_losses()[0] / 5
+    before = weight.detach().clone()
+    evaluator.train([weight], 0, None, lambda _epoch, _epochs, loss: losses.append(loss))
+    assert losses == pytest.approx([expected], rel=1e-5)
+    assert bool(weight.isfinite().all())
+    assert not torch.equal(weight, before)
+    none = replace(rows, attention_mask=mask & (torch.arange(9) < 4))
+    with pytest.raises(UserError, match="training: expected at least one batch with labels, got none"):
+        PerplexityEvaluator(model, none, rows, settings).train([weight], 0, None, lambda *_: None)

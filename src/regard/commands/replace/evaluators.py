@@ -163,10 +163,12 @@ class PerplexityEvaluator:
     def train(self, parameters: Sequence[nn.Parameter], seed: int, rate: float | None, on_epoch: OnProgress) -> None:
         rows = self.train_rows
 
-        def losses(epoch: int) -> Iterator[Tensor]:
+        def batch_losses(epoch: int) -> Iterator[Tensor]:
             for index in batch_rows(len(rows), self.settings.batch_size, seed, epoch):
-                yield self._losses(rows.inputs(index)).mean()
+                losses = self._losses(rows.inputs(index))
+                if losses.numel():  # a prefix may show all of a batch
+                    yield losses.mean()
 
         groups: list[dict[str, object]] = [{"params": list(parameters), "lr": rate or self.settings.learning_rate}]
         with eval_mode(self.model), only_trainable(self.model, parameters):
-            optimize(groups, self.settings, losses, seed, self.model.device, on_epoch)
+            optimize(groups, self.settings, batch_losses, seed, self.model.device, on_epoch)
