@@ -27,7 +27,7 @@ from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
 from regard.errors import UserError, check_utf8, describe_error, is_of_memory
-from regard.runs.arguments import suggest_option
+from regard.runs.arguments import OptionParser, suggest_option
 from regard.runs.rank import IN_JOB, is_main_process
 from regard.runs.version import VERSION
 
@@ -50,7 +50,7 @@ _CLIENTS = ("httpx", "httpx2")  # packages through which the hub is asked, whose
 _ONE_PRESS = 1.0  # seconds in which signals are one interruption
 
 
-class Parser(argparse.ArgumentParser):
+class Parser(OptionParser):
     """A parser whose errors are one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:

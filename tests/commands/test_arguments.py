@@ -245,6 +245,12 @@ def test_the_version(regard: Callable[..., Any]) -> None:
             "regard sweep: --seeds was given twice, as 1 and",
         ),
         (["replace", "minilm", "--task", "cola", "--num-seeds", "few"], "regard replace: num-seeds: expected a "),
+        (["measure", "minilm", "--text", ""], "regard measure: argument --text: expected a value, got an empty one"),
+        (["measure", "minilm", "--out", " "], "regard measure: argument --out: expected a value, got an empty one"),
+        (["measure", "minilm", "--images="], "regard measure: argument --images: expected a value, got an empty one"),
+        (["measure", ""], "regard measure: argument MODEL: expected a value, got an empty one"),
+        (["measure", "minilm", "--statistics", ""], "regard measure: unknown statistic"),
+        (["sweep", "pretrain", "--vary", "a=1", "--out", ""], "regard sweep: argument --out: expected a value, got "),
     ],
     ids=" ".join,
 )

@@ -15,8 +15,21 @@ from regard.runs.config import Config
 from regard.runs.options import Option
 
 _PREFIX = "option:"  # how the attribute begins that holds the text of a field's option
+_COMMANDS = (argparse.REMAINDER, argparse.PARSER)  # how many values an action has that reads a command of its own
 _METAVARS = {int: "N", float: "X"}
 Number = TypeVar("Number", int, float)
+
+
+class OptionParser(argparse.ArgumentParser):
+    """A parser that refuses values of spaces alone, as of a shell's variable that is not set: a path would be `.`.
+
+    Those of a configuration's fields are left to their declaration.
+    """
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        if not arg_string.strip() and not action.dest.startswith(_PREFIX) and action.nargs not in _COMMANDS:
+            raise argparse.ArgumentError(action, "expected a value, got an empty one")
+        return super()._get_value(action, arg_string)  # type: ignore[misc]
 
 
 class OneList(argparse.Action):

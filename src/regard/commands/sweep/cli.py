@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from regard.errors import UserError
 from regard.runs.arguments import (
     OneList,
+    OptionParser,
     add_config_options,
     parse_config_options,
     parse_path,
@@ -102,7 +103,7 @@ class _SweepWatch:
         print(self.line, file=sys.stderr, flush=True)
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(OptionParser):
     """A parser that refuses with a UserError, as the command does."""
 
     def error(self, message: str) -> NoReturn:
