@@ -130,6 +130,15 @@ TOLD: dict[str, tuple[Callable[[], Config], tuple[str, ...], list[str]]] = {
         ],
     ),
     "gates": (lambda: ReplaceConfig(num_epochs=2), ("lm",), []),
+    "a rate beside gates": (
+        lambda: ReplaceConfig(learning_rate=0.5),
+        ("lm",),
+        [
+            "learning-rate: 0.5 changes nothing, perplexity needs no probe, and gates and constants have rates of the "
+            "scale"
+        ],
+    ),
+    "the rate of gates": (lambda: ReplaceConfig(learning_rate=0.5, scale="paper"), ("lm",), []),
     "a probe": (lambda: ReplaceConfig(num_seeds=5, missing_values="refuse"), (), []),
     "a published task": (
         lambda: ReplaceConfig(missing_values="refuse"),

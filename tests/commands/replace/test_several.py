@@ -262,6 +262,7 @@ def test_models_are_looked_for_where_they_are_run(
     [
         (("m", "m"), ("a",), "model: expected each once, got m twice"),
         (("m",), ("a", "a"), "task: expected each once, got a twice"),
+        (("m",), ("", ""), "task: expected names apart by commas, got an empty one"),
         (("m",), ("one/rows.jsonl", "two/rows.jsonl"), r"task: expected each once, got rows\.jsonl twice"),
     ],
 )

@@ -51,7 +51,13 @@ class ReplaceConfig(Config):
             ("num_epochs", "batch_size", "learning_rate"),
             "perplexity needs no probe, and no gates or constants are trained",
             mode=LANGUAGE_MODEL,
-            applies=lambda config: set(config.rankings).isdisjoint(GATED) and set(config.sources).isdisjoint(TRAINED),
+            applies=lambda config: not config.is_trained,
+        ),
+        IdleOptions(
+            ("learning_rate",),
+            "perplexity needs no probe, and gates and constants have rates of the scale",
+            mode=LANGUAGE_MODEL,
+            applies=lambda config: config.is_trained and GATE_RATE[config.scale] is not None,
         ),
     )
 
@@ -156,6 +162,11 @@ class ReplaceConfig(Config):
         if self.rank_heads_by is None:
             return () if self._only_attention else ("lambda",)
         return self.rank_heads_by
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether gates or constants are trained."""
+        return not (set(self.rankings).isdisjoint(GATED) and set(self.sources).isdisjoint(TRAINED))
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -59,6 +59,8 @@ class SeveralResult(ReplaceResult):
 def make_pairs(models: Sequence[str], tasks: Sequence[str]) -> list[Pair]:
     """Return each model with each task. Raises UserError for one that is given twice, or two files of one name."""
     for name, values in (("model", models), ("task", [Path(task).name for task in tasks])):
+        if not all(values):
+            raise UserError(f"{name}: expected names apart by commas, got an empty one")
         twice = [value for value, count in Counter(values).items() if count > 1]
         if twice:
             raise UserError(f"{name}: expected each once, got {twice[0]} twice")
