@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -84,8 +84,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     code: int | None = None
     try:
-        with _interruptible(restore=arguments is not None):
-            code = _run(arguments)
+        with _interruptible(restore=arguments is not None) as is_interrupted:
+            try:
+                code = _run(arguments)
+            except Exception:
+                if not is_interrupted():
+                    raise
+                # A library that Python's handler interrupted in its own code made another error of it.
+                _print_error("regard: interrupted; what was kept before is kept")
+                code = _unless_in_job()
     except KeyboardInterrupt:  # before the command began, or as it ended
         if code is None:
             _print_error("regard: interrupted; nothing was written")
@@ -207,13 +214,15 @@ def _plain_warnings(command: str) -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible(*, restore: bool) -> Iterator[None]:
+def _interruptible(*, restore: bool) -> Iterator[Callable[[], bool]]:
     """Let SIGTERM and SIGHUP interrupt as Ctrl-C does, so that nothing is left half-done, and each only once.
 
     Signals within a second of one that has interrupted do nothing: a key that is held, or a terminal and a parent that
     both send one, would else interrupt what the first has begun to save or to clear away. Signals that are ignored, or
-    that others handle, stay so. At the end the handlers before are put back if `restore`; else signals are ignored
-    from then on, for Python gives those that it handles their default, which kills, long before a process has ended.
+    that others handle, stay so. What it yields says whether one has interrupted.
+
+    At the end the handlers before are put back if `restore`; else signals are ignored from then on, for Python gives
+    those that it handles their default, which kills, long before a process has ended.
     """
     interrupted = -math.inf
 
@@ -229,7 +238,7 @@ def _interruptible(*, restore: bool) -> Iterator[None]:
         if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             handlers[number] = signal.signal(number, interrupt)
     try:
-        yield
+        yield lambda: interrupted > -math.inf
     finally:
         interrupted = math.inf
         for number, handler in handlers.items():

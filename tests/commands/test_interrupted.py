@@ -60,6 +60,32 @@ def test_an_interrupted_run(
     assert os.listdir(tmp_path) == ["there"]
 
 
+SWALLOWING = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+import regard.commands.measure.cli as measure
+
+def run(args):
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        pass
+    raise ValueError("could not determine the shape")
+
+measure.run = run
+from regard.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_an_interruption_of_which_a_library_makes_another_error(environment: dict[str, str], tmp_path: Path) -> None:
+    """As of safetensors, which was interrupted while it read a checkpoint: it ended in a traceback."""
+    with started(["-c", SWALLOWING, "measure", "minilm"], environment, tmp_path) as process:
+        ended = process.end()
+    said = "regard: interrupted; what was kept before is kept\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", said)
+
+
 @contextmanager
 def handlers_put_back() -> Iterator[None]:
     """Put handlers of signals back, and let a test fail where it is interrupted, which would end all tests."""

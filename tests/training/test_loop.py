@@ -426,10 +426,12 @@ def test_trackers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C raises, also where the tests run behind a shell that has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Ctrl-C raises, also where the tests run behind a shell that has it ignored; so do others, as in the commands."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("interruptible")
@@ -460,21 +462,24 @@ def test_what_is_counted_has_its_name_in_a_run_that_an_earlier_version_began(tmp
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_waits_for_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.every_value
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_waits_for_the_update(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind SIGTERM weights that half of a step had changed were saved, and a resumed run went on with them."""
     step = torch.optim.AdamW.step
     taken: list[int] = []
 
     def interrupted(optimizer: torch.optim.AdamW) -> None:
         taken.append(1)
         if len(taken) == 5:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         step(optimizer)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", interrupted)
-    handler = signal.getsignal(signal.SIGINT)
+    handler = signal.getsignal(number)
     with pytest.raises(KeyboardInterrupt):
         trained(net(), PLAN, folder=tmp_path)
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(number) is handler
     assert len(taken) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
 

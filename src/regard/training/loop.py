@@ -258,19 +258,22 @@ def _add_gradients(run: _Run, batch: Batch, count: int, step: int) -> Tensor:
 
 @contextlib.contextmanager
 def _delay_interrupts() -> Iterator[None]:
-    """Delay Ctrl-C, so that no step is left incomplete."""
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or handler is None:
+    """Delay Ctrl-C, and what the command line lets interrupt as it does, so that no step is left incomplete."""
+    present = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {number: handler for number in present if callable(handler := signal.getsignal(number))}
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     signals: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: signals.append(number))
+    for number in handlers:
+        signal.signal(number, lambda number, frame: signals.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
-    if signals:
-        signal.raise_signal(signal.SIGINT)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in signals[:1]:
+        signal.raise_signal(number)
 
 
 def _record_row(run: _Run, progress: _Progress) -> None:
