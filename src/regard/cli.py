@@ -120,6 +120,14 @@ def _suggest(command: str, unknown: Sequence[str]) -> str:
     return suggest_option(commands.choices[command], unknown)
 
 
+def _check_current_folder() -> None:
+    """Check that the folder in which the command runs is still there. Raises UserError."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError("the current folder is not there any more; expected one that is: change to it") from error
+
+
 def _run(arguments: Sequence[str] | None) -> int:
     command, resumes = "regard", False
     _write_any_sign()
@@ -128,6 +136,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         advice = "give the file another name, or set PYTHONUTF8=1 if the terminal writes UTF-8"
         for argument in sys.argv[1:] if arguments is None else arguments:
             check_utf8(str(argument), "expected arguments", advice=advice)
+        _check_current_folder()
         args, unknown = parser().parse_known_args(arguments)
         command, resumes = f"regard {args.command}", getattr(args, "resume", False)
         if unknown:

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,6 +258,19 @@ def test_the_version(regard: Callable[..., Any]) -> None:
 def test_what_is_not_understood_is_one_line(arguments: list[str], message: str, regard: Callable[..., Any]) -> None:
     complaint = regard(*arguments).complaint
     assert complaint.replace("'", "").startswith(message.replace("'", ""))
+
+
+def test_a_current_folder_that_is_gone_is_one_line(
+    regard: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that there is no such file, and not which."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    complaint = regard("measure", "minilm").complaint
+    assert complaint.startswith("regard: the current folder is not there any more")
+    monkeypatch.chdir(tmp_path)
 
 
 def test_text_may_be_named_more_than_once() -> None:
