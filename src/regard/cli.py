@@ -26,7 +26,7 @@ from regard.commands.measure import cli as measure
 from regard.commands.pretrain import cli as pretrain
 from regard.commands.replace import cli as replace
 from regard.commands.sweep import cli as sweep
-from regard.errors import UserError, check_utf8, describe_error, is_of_memory
+from regard.errors import UserError, check_utf8, describe_error, is_of_memory, is_of_rust
 from regard.runs.arguments import OptionParser, suggest_option
 from regard.runs.rank import IN_JOB, is_main_process
 from regard.runs.version import VERSION
@@ -110,8 +110,7 @@ def _is_of_system(error: BaseException | None) -> bool:
     if error is None:
         return False
     is_of_network = any(base.__module__.partition(".")[0] in _CLIENTS for base in type(error).__mro__)
-    is_of_rust = not isinstance(error, UserError) and "(os error " in str(error)  # of tokenizers a bare Exception
-    return isinstance(error, OSError) or is_of_network or is_of_rust or _is_of_system(error.__cause__)
+    return isinstance(error, OSError) or is_of_network or is_of_rust(error) or _is_of_system(error.__cause__)
 
 
 def _suggest(command: str, unknown: Sequence[str]) -> str:

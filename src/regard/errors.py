@@ -77,6 +77,11 @@ def describe_error(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
+def is_of_rust(error: BaseException) -> bool:
+    """Whether the system failed below a library in Rust, which says so by the message: tokenizers, safetensors."""
+    return not isinstance(error, UserError) and "(os error " in str(error)
+
+
 def is_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory. PyTorch says so of a CPU by the message alone."""
     return isinstance(error, MemoryError) or any(words in str(error) for words in _TOO_LARGE)

@@ -24,6 +24,8 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": "0", "WORLD_SIZE": "4"}, True, 4),
         ({"RANK": "3", "WORLD_SIZE": "4"}, False, 4),
         ({"WORLD_SIZE": "2"}, True, 2),
+        ({"RANK": " 0 ", "WORLD_SIZE": " 2 "}, True, 2),
+        ({"RANK": "1", "WORLD_SIZE": " 1 "}, True, 1),
     ],
 )
 def test_the_first_of_several_writes_and_one_alone_does(

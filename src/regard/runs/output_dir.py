@@ -17,7 +17,7 @@ from typing import Any
 
 import safetensors
 
-from regard.errors import UserError, check_utf8, describe_error
+from regard.errors import UserError, check_utf8, describe_error, is_of_rust
 from regard.runs.integrity import find_damaged_files
 
 RESULTS = "results.json"  # the file by which a folder is known to be that of a run
@@ -36,8 +36,7 @@ def readable_errors(target: object, *, option: str = "", note: str = "") -> Iter
     try:
         yield
     except Exception as error:
-        is_of_tokenizers = type(error) is Exception and "(os error " in str(error)
-        if not isinstance(error, (OSError, safetensors.SafetensorError)) and not is_of_tokenizers:
+        if not isinstance(error, (OSError, safetensors.SafetensorError)) and not is_of_rust(error):
             raise
         reason = getattr(error, "strerror", None) or describe_error(error)
         message = f"cannot write {target}: {reason}"

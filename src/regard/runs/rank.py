@@ -18,7 +18,7 @@ def is_main_process() -> bool:
     group = _process_group()
     if group is not None:
         return bool(group.get_rank() == 0)
-    return os.environ.get("WORLD_SIZE", "1") == "1" or os.environ.get("RANK", "0") == "0"
+    return _variable("WORLD_SIZE", "1") == "1" or _variable("RANK", "0") == "0"
 
 
 def num_processes() -> int:
@@ -29,11 +29,16 @@ def num_processes() -> int:
     group = _process_group()
     if group is not None:
         return int(group.get_world_size())
-    size = os.environ.get("WORLD_SIZE", "1")
+    size = _variable("WORLD_SIZE", "1")
     if not size.isdecimal() or int(size) < 1:
         expected = "expected the number of processes, at least 1, which torchrun and accelerate launch set"
         raise UserError(f"environment variable WORLD_SIZE: {expected}, got {size!r}")
     return int(size)
+
+
+def _variable(name: str, default: str) -> str:
+    """Return a variable of the environment without blanks around it, which PyTorch reads as numbers, too."""
+    return os.environ.get(name, default).strip()
 
 
 def _process_group() -> Any:
