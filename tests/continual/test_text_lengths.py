@@ -42,6 +42,16 @@ def roomy() -> Loaded:
     return found
 
 
+def test_a_fitted_length_leaves_room_for_prompts_and_says_so() -> None:
+    """Prompts of l2p by default take 25 of the positions: every model of 64 was refused for texts that fill it."""
+    with pytest.warns(
+        UserWarning, match=r"^length: texts have 9 tokens at most, which 7 of prompts leave in this model"
+    ):
+        assert fit_length(classified([60] * 20), small_tasks.loaded(), 16, 7) == 16 - 7
+    assert fit_length(classified([6] * 20), small_tasks.loaded(), 16, 8) == 8, "they fit as they are"
+    assert fit_length(classified([60] * 20), small_tasks.loaded(), 16, 13) == 16, "of which the method says more"
+
+
 @pytest.mark.parametrize(
     "counts, length",
     [

@@ -307,6 +307,10 @@ class Method:
         """Return the learning rate of the last phase if it is not the budget's."""
         return None
 
+    def prompt_tokens(self, num_tasks: int) -> int:
+        """Return how many positions of the model it puts before a text at most, which a fitted length leaves free."""
+        return 0
+
     def check_run(self, learner: Learner) -> None:
         """Raise UserError for a run that cannot be: before anything is measured, and with what an earlier run kept."""
 

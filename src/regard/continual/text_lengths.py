@@ -13,7 +13,7 @@ from regard.continual.text_learner import EncodedTexts, encode_pairs
 from regard.continual.training_phase import TrainingBudget
 from regard.data.encoding import encode
 from regard.data.stream import SPLITS, ClassificationTask, Stream, TextTask
-from regard.errors import UserError
+from regard.errors import UserError, warn_user
 from regard.models.limits import maximum_length
 from regard.models.pretrained import Loaded
 
@@ -26,10 +26,11 @@ MIN_LENGTH = 4
 _MULTIPLE = 8
 
 
-def fit_length(stream: Stream, loaded: Loaded, target_length: int) -> int:
+def fit_length(stream: Stream, loaded: Loaded, target_length: int, prompt_tokens: int = 0) -> int:
     """Return a length that holds `FITTED_SHARE` of the training texts of each task, rounded up to a multiple of eight.
 
-    It is at most `MAX_FITTED_LENGTH`, and what the model takes; a decoder needs room for `target_length` as well.
+    It is at most `MAX_FITTED_LENGTH`, and what the model takes; a decoder needs room for `target_length` as well, and
+    the prompts of a method for their tokens. A warning says where these leave less.
     """
     counts = [_count_tokens(task, loaded) for task in stream.tasks if len(task.train)]
     longest = max((int(count.kthvalue(ceil_share(FITTED_SHARE, len(count))).values) for count in counts), default=1)
@@ -41,7 +42,13 @@ def fit_length(stream: Stream, loaded: Loaded, target_length: int) -> int:
             problem = f"at most {most} tokens, which this model takes behind a prompt of {MIN_LENGTH}"
             raise UserError(f"target-length: expected {problem}, got {target_length}; give a smaller target-length")
     length = min(_MULTIPLE * math.ceil(longest / _MULTIPLE), MAX_FITTED_LENGTH)
-    return length if max_tokens is None else min(length, max_tokens)
+    if max_tokens is None:
+        return length
+    room = max_tokens - prompt_tokens
+    if MIN_LENGTH <= room < min(length, max_tokens):  # with less the method says what it needs
+        warn_user(f"length: texts have {room} tokens at most, which {prompt_tokens} of prompts leave in this model")
+        return room
+    return min(length, max_tokens)
 
 
 def _count_tokens(task: ClassificationTask | TextTask, loaded: Loaded) -> Tensor:

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from regard.commands.learn.lengths import describe_lengths
+from regard.commands.learn.config import LearnConfig, split_methods
+from regard.commands.learn.lengths import choose_length, describe_lengths
 from regard.commands.learn.words import write_warnings
 from tests.commands.learn import learned
+from tests.continual import small_tasks
 
 FITTED = "fitted to 95 % of each task's training texts (at most 128), cuts"
 
@@ -23,6 +27,26 @@ def cut(task: str, rows: int, tokens: int, option: str = "length", longest: int 
 
 def run(*rows: dict[str, Any], length: int = 32, fitted: bool = False) -> dict[str, Any]:
     return {"length": length, "target_length": 16, "fitted": fitted, "truncation": list(rows)}
+
+
+@pytest.mark.parametrize(
+    "method, settings, length",
+    [
+        ("finetune,l2p", ("top_k=2", "prompt_length=3"), 10),
+        ("progprompt,finetune", ("num_virtual_tokens=2",), 10),
+        ("finetune", (), 16),
+    ],
+)
+def test_a_length_has_room_for_the_prompts_of_all_methods(method: str, settings: tuple[str, ...], length: int) -> None:
+    """Of a model of 16 positions: 2 · 3 tokens of l2p, of progressive prompts 2 in each of three tasks."""
+    tasks = small_tasks.stream(3)
+    rows = tasks.tasks[0].train
+    long = replace(rows, texts=tuple((" ".join([text] * 20),) for (text,) in rows.texts))
+    tasks = replace(tasks, tasks=tuple(replace(task, train=long) for task in tasks.tasks))
+    by_method = split_methods(LearnConfig(method=method, set=settings))
+    with pytest.warns(UserWarning, match="which 6 of prompts leave") if length < 16 else nullcontext():
+        assert choose_length(by_method, tasks, small_tasks.loaded()) == length
+    assert choose_length([replace(one, length=12) for one in by_method], tasks, small_tasks.loaded()) == 12
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 from regard.commands.learn.idle import RULES
+from regard.commands.learn.recorded import parse_setting, recorded_settings
 from regard.errors import UserError
 from regard.runs.config import MAX_SEED, Config, config_field
 from regard.runs.idle_options import IdleOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from regard.continual.method import Method
     from regard.continual.training_phase import TrainingBudget, TruncationSide
@@ -346,6 +348,13 @@ class LearnConfig(Config):
             got = f"{min(unknown)!r}" + ("; put blanks between limits, as A=3 B=2" if "=" in min(unknown) else "")
             raise UserError(f"max-steps: expected tasks of {stream.name} ({', '.join(names)}), got {got}")
 
+    @classmethod
+    def from_options(cls, path: str | Path | None, options: Mapping[str, Any]) -> LearnConfig:
+        """As of any configuration; methods keep the settings that the run had by defaults which are others now."""
+        config = super().from_options(path, options)
+        kept = () if path is None else recorded_settings(path, config.method.split(","), config.set)
+        return config.replace(set=(*config.set, *kept)) if kept else config
+
     def replace(self, **changes: Any) -> LearnConfig:
         """Return a changed configuration; values of the old scale become those of the new one."""
         return LearnConfig.from_dict({**self.explicit_fields(), **changes})
@@ -389,11 +398,3 @@ def split_methods(config: LearnConfig) -> list[LearnConfig]:
         if config.head == "labels" and head != "linear":
             raise UserError(f"head: expected method with {name}, whose own head is {head}, got {config.head!r}")
     return configs
-
-
-def parse_setting(item: str) -> tuple[str, str]:
-    """Return name and value of an item of `set`. Raises UserError."""
-    name, equal, value = item.partition("=")
-    if not (name and equal and value):
-        raise UserError(f"set: expected NAME=VALUE, got {item!r}")
-    return name.strip().replace("-", "_"), value.strip()

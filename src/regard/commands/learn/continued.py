@@ -9,10 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig, parse_setting
+from regard.commands.learn.config import AS_GIVEN, HOW_MODELS_ARE_SAVED, LearnConfig
 from regard.commands.learn.heads import HEAD
 from regard.commands.learn.identity import BEYOND, TOKENIZER
 from regard.commands.learn.one_run import Run
+from regard.commands.learn.recorded import parse_setting, write_setting
 from regard.commands.learn.references import LORA
 from regard.commands.learn.result import MODELS, LearnResult
 from regard.continual.earlier_tasks import KEPT, EarlierTasks
@@ -104,7 +105,7 @@ class FinishedRun:
             config = replace(config, learning_rate=chosen["learning_rate"], search_learning_rates=None)
         given = {parse_setting(item)[0] for item in config.set}
         other = self._changed_settings(config, chosen["settings"])
-        if adopted := [f"{name}={_as_text(before)}" for name, before in other.items() if name not in given]:
+        if adopted := [write_setting(name, before) for name, before in other.items() if name not in given]:
             config = replace(config, set=(*config.set, *adopted))
         for name, before in self._changed_settings(config, chosen["settings"]).items():
             after = getattr(config.make_method().config, name, None)
@@ -163,11 +164,6 @@ class FinishedRun:
         names = [task["name"] for task in metadata["stream"]["tasks"]]
         own = {"created": metadata["created"], "version": metadata["version"], "tasks": names, SEAL: metadata[SEAL]}
         return [*metadata.get(CONTINUED, []), own]
-
-
-def _as_text(value: Any) -> str:
-    """Return a setting's value as it is typed."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _without_unread(config: LearnConfig) -> LearnConfig:

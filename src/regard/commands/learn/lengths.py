@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH
+from regard.commands.learn.config import LearnConfig
+from regard.continual.text_lengths import FITTED_SHARE, MAX_FITTED_LENGTH, fit_length
+from regard.data.stream import Stream
+from regard.models.pretrained import Loaded
 from regard.report.labels import pluralize
 from regard.runs.selection import list_some
 
@@ -13,6 +16,16 @@ FITTED_TASKS = "fitted_tasks"
 """Key in a run's metadata: to how many of its first tasks the length was fitted, if not to all."""
 MAX_NAMED_TASKS = 5
 """Tasks named in the line, at most."""
+
+
+def choose_length(by_method: Sequence[LearnConfig], stream: Stream, loaded: Loaded) -> int:
+    """Return the length of some configurations, or one that fits the stream, with room for the prompts of methods."""
+    length, target_length = by_method[0].length, by_method[0].target_length
+    if length is not None:
+        return length
+    assert target_length is not None, "filled in by the scale"
+    prompt_tokens = max(config.make_method().prompt_tokens(len(stream)) for config in by_method)
+    return fit_length(stream, loaded, target_length, prompt_tokens)
 
 
 def describe_lengths(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from regard.commands.learn.config import AS_GIVEN, LearnConfig, split_methods
 from regard.commands.learn.continued import CONTINUED, FinishedRun
 from regard.commands.learn.heads import HEAD, OBSTACLE, choose_head, chosen_head, find_obstacle, warn_of_codes
 from regard.commands.learn.idle import CLASSES
-from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS
+from regard.commands.learn.lengths import FITTED_TASKS, LENGTHS, choose_length
 from regard.commands.learn.metrics import REFERENCES
 from regard.commands.learn.one_run import TASK_END, Run, check_keys, check_method, run_method, task_hashes
 from regard.commands.learn.progress import Progress, describe_progress
@@ -26,7 +26,6 @@ from regard.continual.answer_metrics import warn_of_labels_alike
 from regard.continual.learner import Row
 from regard.continual.own_method import naming_own_code
 from regard.continual.run_state import ProgressEvent
-from regard.continual.text_lengths import fit_length
 from regard.data.joined_streams import first_part
 from regard.data.rows import add_row_hashes
 from regard.data.stream import Stream, TextTask
@@ -210,7 +209,7 @@ def _make_runs(
     configs: Sequence[LearnConfig], by_method: Sequence[LearnConfig], streams: Mapping[int, Stream], loaded: Loaded
 ) -> list[Run]:
     """Return the runs, a configuration each, with the length and the head that all methods share for a seed."""
-    lengths = {seed: _choose_length(configs[0], first_part(stream), loaded) for seed, stream in streams.items()}
+    lengths = {seed: choose_length(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
     lora = choose_reference_lora(by_method, loaded.model)
     heads = {seed: choose_head(by_method, first_part(stream), loaded) for seed, stream in streams.items()}
     return [
@@ -322,14 +321,6 @@ def _read_stream(config: LearnConfig, user_stream: Stream | None) -> Stream:
     config.check_tasks(stream)
     warn_of_labels_alike(stream)
     return stream
-
-
-def _choose_length(config: LearnConfig, stream: Stream, loaded: Loaded) -> int:
-    """Return the configuration's length, or one that fits the stream."""
-    if config.length is not None:
-        return config.length
-    assert config.target_length is not None, "filled in by the scale"
-    return fit_length(stream, loaded, config.target_length)
 
 
 def _describe(

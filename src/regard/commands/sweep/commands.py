@@ -34,7 +34,7 @@ class LearnCommand(Command):
 
     def initial_fields(self, preset: str | None, file: Path | None, given: Mapping[str, Any]) -> dict[str, Any]:
         if file is not None:
-            return LearnConfig.from_file(file).explicit_fields() | dict(given)
+            return LearnConfig.from_options(file, {}).explicit_fields() | dict(given)
         return ({} if preset is None else {"stream": preset}) | dict(given)
 
     def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -97,6 +97,9 @@ class Lfpt5(PromptMethod):
     Network = Lfpt5Network
     supports_text = True
 
+    def prompt_tokens(self, num_tasks: int) -> int:
+        return int(self.config.num_virtual_tokens)
+
     def check_run(self, learner: Learner) -> None:
         check_prompt_room(learner, self.config.num_virtual_tokens)
 

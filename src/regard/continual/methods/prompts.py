@@ -139,6 +139,9 @@ class L2p(adapter_network.PromptMethod):
     Network = L2pNetwork
     loss_classes = "task"
 
+    def prompt_tokens(self, num_tasks: int) -> int:
+        return int(self.config.top_k * self.config.prompt_length)
+
     def check_run(self, learner: Learner) -> None:
         network, longest = learner.network_as(L2pNetwork), longest_text(learner.encoded)
         if network.room is not None and longest > network.room:
@@ -204,6 +207,9 @@ class ProgPrompt(adapter_network.PromptMethod):
     incremental = False
     restores_other_classes = True
     supports_text = True
+
+    def prompt_tokens(self, num_tasks: int) -> int:
+        return int(num_tasks * self.config.num_virtual_tokens)
 
     def check_run(self, learner: Learner) -> None:
         pool = learner.network_as(ProgressiveNetwork).pool
