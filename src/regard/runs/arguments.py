@@ -29,7 +29,7 @@ class OptionParser(argparse.ArgumentParser):
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         if not arg_string.strip() and not action.dest.startswith(_PREFIX) and action.nargs not in _COMMANDS:
             raise argparse.ArgumentError(action, "expected a value, got an empty one")
-        return super()._get_value(action, arg_string)  # type: ignore[misc]
+        return super()._get_value(action, arg_string)
 
 
 class OneList(argparse.Action):
