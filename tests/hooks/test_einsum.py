@@ -161,7 +161,7 @@ def exchanged_by_a_sum_over_heads(attention: Attention, x: Tensor) -> Tensor:
 def sum_of_products(attention: Attention, x: Tensor, *, positions_first: bool) -> Tensor:
     """As in Conformers: what is added is a product of queries and keys of positions, of as many axes."""
     q, k, v = attention.split(x)
-    keys = [k, torch.zeros(1, HEADS, *q.shape[2:])]
+    keys = [k, torch.ones(1, HEADS, *q.shape[2:])]
     first, second = keys[::-1] if positions_first else keys
     return ((q @ first.mT + q @ second.mT) * SCALE).softmax(-1) @ v
 
