@@ -202,6 +202,15 @@ def test_the_card_is_one_that_the_hub_takes(base: str, begins: str, title: str) 
     assert "| 1 | a/b | x / y, two lines | 50.0 |" in card
 
 
+@pytest.mark.parametrize("method, lacks", [("mbpa++", True), ("finetune", False)])
+def test_the_card_says_where_scores_are_not_those_of_the_model(method: str, lacks: bool) -> None:
+    """Models of mbpa++ are saved without the memory that they adapt to, and answer as before the adaptation."""
+    tasks = [{"name": "a", "labels": ["x", "y"]}]
+    lineage = {"base": "b", "sha256": "0" * 64, "tasks": tasks, "length": 8}
+    card = describe_learnt_model({**lineage, "method": {"name": method, "settings": {}}}, {"a": 50.0})
+    assert ("They are not those of this model, which was saved without the memory" in card) == lacks
+
+
 @pytest.mark.every_value
 @pytest.mark.parametrize(
     "method, prompts, asked",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from regard.continual.methods import method_named
+from regard.continual.methods import METHODS, method_named
 from regard.continual.models import LINEAGE, load_network
 from regard.continual.pseudo.parsing import PromptFrame
 from regard.continual.scoring import NO_TASK
@@ -220,6 +220,8 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
     base, method, tasks = lineage["base"], lineage["method"]["name"], lineage["tasks"]
     name = public_name(base)
     of_task = f", task={json.dumps(tasks[-1]['name'], ensure_ascii=False)}" if _needs_task(lineage) else ""
+    without = getattr(METHODS.get(method), "saved_without", "")
+    lack = f" They are not those of this model, which was saved without {without}." if without else ""
     settings = " ".join(f"{key}={value}" for key, value in sorted(lineage["method"]["settings"].items()))
     rows = []
     for number, task in enumerate(tasks, 1):
@@ -243,7 +245,7 @@ def describe_learnt_model(lineage: Mapping[str, Any], scores: Mapping[str, float
             "|---|---|---|---|",
             *rows,
             "",
-            "Scores are per cent on test rows after the last of these tasks, the task known.",
+            f"Scores are per cent on test rows after the last of these tasks, the task known.{lack}",
             "",
             "```python",
             "import regard",

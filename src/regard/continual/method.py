@@ -266,6 +266,7 @@ class Method:
         can_continue: Whether a finished run can go on with more classes: not if what it keeps has a place for each.
         plans_ahead: Whether what it does of a task depends on how many tasks there are: then no run can go on either.
         allows_label_head: Whether it does without weights in the head, as that of the labels' words has none.
+        saved_without: What its saved models lack, without which they answer otherwise than they were scored.
         answers_as_trained: Whether what was trained on a task's rows answers them as it is: not if it is merged, or
             adapted before each answer.
         source_sha256: Beginning of the hash of the file of a method of one's own, which a resumed run must have too.
@@ -282,6 +283,7 @@ class Method:
     can_continue: ClassVar[bool] = True
     plans_ahead: ClassVar[bool] = False
     allows_label_head: ClassVar[bool] = True
+    saved_without: ClassVar[str] = ""
     answers_as_trained: ClassVar[bool] = True
     source_sha256: ClassVar[str] = ""
 

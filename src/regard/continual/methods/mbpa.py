@@ -170,6 +170,7 @@ class MbPA(memory.MemoryMethod):
     """
 
     allows_label_head = False
+    saved_without = "the memory to which it adapts before each answer"
     answers_as_trained = False
     Config = MbPAConfig
     Network = AdaptingNetwork
