@@ -79,6 +79,14 @@ class LoraAdapterPool(AdapterPool):
             if layer.execution_device.type != "meta":
                 check_in_memory(layer.adapters)
 
+    def set_trainable(self, *blocks: int) -> None:
+        super().set_trainable(*blocks)
+        self.mixture.trained = blocks
+
+    def delete(self, block: int) -> None:
+        super().delete(block)
+        self.mixture.trained = object()
+
     def parameters_of(self, block: int) -> list[nn.Parameter]:
         return [parameter for adapters in self.adapters for parameter in (adapters.A[block], adapters.B[block])]
 
@@ -98,6 +106,7 @@ class LoraAdapterPool(AdapterPool):
                 self.model.set_submodule(name, layer)
 
     def remove(self) -> None:
+        self.mixture.trained = object()
         for name, layer in self.layers.items():
             self.model.set_submodule(name, layer.base_layer)
 

@@ -63,6 +63,7 @@ class Mixture:
     Attributes:
         in_call: The model is in a forward, or computes a part of one again.
         rows: How many rows that forward reads, where it is known: of beams several have the weights of one row.
+        trained: Which adapters in layers are trained; something else after each that is deleted.
         has_one_each: Whether each of these rows has an image (or sound, or video), or none has; None if nothing says.
     """
 
@@ -70,6 +71,7 @@ class Mixture:
         self.weights, self.top_k = weights, top_k
         self.in_call = False
         self.rows: int | None = None
+        self.trained: object = ()
         self.has_one_each: Callable[[], bool | None] = one_each
 
     @property

@@ -17,12 +17,18 @@ def keep_weights(
 ) -> Callable[[], AbstractContextManager[None]]:
     """Return what sets for a while the weights that a mixture has now.
 
-    That is outside of a call, so that it waits for those of other threads (`alone`).
+    That is outside of a call, so that it waits for those of other threads (`alone`). It raises UserError if other
+    adapters are there by then, or others are trained.
     """
     held = partial(hold, mixture, weights=mixture.weights, in_call=True, rows=mixture.rows)
+    trained = mixture.trained
 
     @contextmanager
     def kept() -> Iterator[None]:
+        if mixture.trained != trained:
+            expected = "the adapters of the forward pass until its backward pass has ended"
+            got = "others: call add_adapter, set_adapter, freeze, delete_adapter and unload behind backward()"
+            raise UserError(f"gradient checkpointing: expected {expected}, got {got}")
         with alone(), held():
             yield
 
