@@ -1,6 +1,7 @@
 """What gradient checkpointing computes again in the backward pass of adapters."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,12 @@ IDS = torch.arange(1, 13).view(2, 6)
 
 def checkpointed() -> SharedAdapters:
     """Two adapters in all layers, of which the second is trained."""
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 24,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, max_position_embeddings=8, **sizes))

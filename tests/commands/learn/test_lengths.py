@@ -12,6 +12,7 @@ import pytest
 from regard.commands.learn.config import LearnConfig, split_methods
 from regard.commands.learn.lengths import choose_length, describe_lengths
 from regard.commands.learn.words import write_warnings
+from regard.data.examples import Examples
 from tests.commands.learn import learned
 from tests.continual import small_tasks
 
@@ -40,9 +41,9 @@ def run(*rows: dict[str, Any], length: int = 32, fitted: bool = False) -> dict[s
 def test_a_length_has_room_for_the_prompts_of_all_methods(method: str, settings: tuple[str, ...], length: int) -> None:
     """Of a model of 16 positions: 2 · 3 tokens of l2p, of progressive prompts 2 in each of three tasks."""
     tasks = small_tasks.stream(3)
-    rows = tasks.tasks[0].train
-    long = replace(rows, texts=tuple((" ".join([text] * 20),) for (text,) in rows.texts))
-    tasks = replace(tasks, tasks=tuple(replace(task, train=long) for task in tasks.tasks))
+    texts = (("the " * 60,),) * 20
+    long = Examples(texts=texts, labels=(0, 1) * 10)
+    tasks = replace(tasks, tasks=tuple(replace(task, train=long) for task in tasks.tasks))  # type: ignore[arg-type]
     by_method = split_methods(LearnConfig(method=method, set=settings))
     with pytest.warns(UserWarning, match="which 6 of prompts leave") if length < 16 else nullcontext():
         assert choose_length(by_method, tasks, small_tasks.loaded()) == length
