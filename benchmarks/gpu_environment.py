@@ -69,7 +69,8 @@ def has_driver() -> bool:
 
 def site_packages(folder: Path) -> Path:
     """Return the folder of packages of a virtual environment of this Python."""
-    return Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
+    scheme = "venv" if "venv" in sysconfig.get_scheme_names() else "posix_prefix"  # Python 3.10 has not the former
+    return Path(sysconfig.get_path("purelib", scheme, {"base": str(folder), "platbase": str(folder)}))
 
 
 def without_torch(pins: str, version: str) -> str:
