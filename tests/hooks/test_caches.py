@@ -13,7 +13,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from regard.errors import UserError
 from regard.hooks import watching
-from regard.hooks.caches import CACHE_NAMES, cache_name, is_filled, read_cache
+from regard.hooks.caches import CACHE_NAMES, cache_name, count_tokens, is_filled, read_cache
 from regard.hooks.forward_pass import ForwardContext
 from tests.named_cache import behind, cache_of
 
@@ -80,6 +80,16 @@ def test_whether_tokens_were_read() -> None:
     assert not is_filled(DynamicCache())
     assert is_filled((0,))
     assert not is_filled(())
+
+
+def test_a_cache_whose_first_layer_stays_empty_is_filled() -> None:
+    """RecurrentGemma of Transformers 5.20 keeps states in its modules, and only keys of later layers in the cache."""
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 2, 6, 4), torch.zeros(1, 2, 6, 4), 2)
+    assert cache.get_seq_length() == 0
+    assert is_filled(cache)
+    assert count_tokens(cache) == 6
+    assert count_tokens(DynamicCache()) == 0
 
 
 @pytest.mark.parametrize("first", ["linear_attention", "sliding_attention"])

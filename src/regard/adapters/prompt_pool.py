@@ -12,7 +12,7 @@ from regard.adapters.mixture import Mixture, hold
 from regard.adapters.pool import AdapterPool
 from regard.adapters.prompt_adapters import PromptAdapters
 from regard.errors import UserError
-from regard.hooks.caches import cache_name, holds_states_alone, read_cache
+from regard.hooks.caches import cache_name, count_tokens, holds_states_alone, read_cache
 from regard.hooks.layers import eval_no_grad
 
 _NAME = "soft_prompts"
@@ -130,7 +130,7 @@ class PromptAdapterPool(AdapterPool):
         if prefix is None:
             return None
         cache = read_cache(inputs)
-        num_cached = 0 if cache is None or holds_states_alone(cache) else int(cache.get_seq_length())
+        num_cached = 0 if cache is None or holds_states_alone(cache) else count_tokens(cache)
         self._check(inputs, prefix, num_cached, text.shape[1])
         self._padding = _left_padding(inputs.get("attention_mask"))
         if not num_cached:

@@ -50,7 +50,16 @@ def is_filled(cache: Any) -> bool:
     """Return whether tokens were read into a cache."""
     if not isinstance(cache, Cache):
         return bool(cache)
-    return bool(cache.has_previous_state() if holds_states_alone(cache) else cache.get_seq_length())
+    return bool(cache.has_previous_state() if holds_states_alone(cache) else count_tokens(cache))
+
+
+def count_tokens(cache: Any) -> int:
+    """Return how many tokens were read into a cache that keeps keys.
+
+    A hybrid of Transformers 5.20 may keep states in its modules: the first layer, which the cache asks, stays empty.
+    """
+    layers = [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "keys", None) is not None]
+    return max(int(one.get_seq_length()) for one in (cache, *layers))
 
 
 def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
