@@ -29,6 +29,10 @@ from regard.errors import UserError
 from tests.adapters.model_families import LEARNT, fill, loss_of, made, rows
 
 LEARNERS = ("bert", "llama", "t5")
+CHECKPOINTING = (
+    "activation_checkpointing" if hasattr(TrainingArguments, "activation_checkpointing") else "gradient_checkpointing"
+)
+"""The setting, whose name Transformers changed."""
 
 
 def data(family: str, seed: int = 1, many: int = 8) -> Dataset:
@@ -241,7 +245,7 @@ def test_evaluation_gives_the_loss_and_the_outputs(family: str, tmp_path: Path) 
 @pytest.mark.parametrize("family", LEARNERS)
 def test_accumulated_and_checkpointed_training_gives_the_same(family: str, tmp_path: Path) -> None:
     found = []
-    for settings in ({}, {"activation_checkpointing": True}):
+    for settings in ({}, {CHECKPOINTING: True}):
         adapters = SharedAdapters(made(family), r=4)
         adapters.add_adapter("one")
         adapters.fit_router("one", [rows(family)])
@@ -249,11 +253,11 @@ def test_accumulated_and_checkpointed_training_gives_the_same(family: str, tmp_p
         trainer.train()
         found.append(losses(trainer))
     assert found[0] == pytest.approx(found[1], rel=1e-4)
-    assert trainer.model.is_activation_checkpointing
+    assert getattr(trainer.model, f"is_{CHECKPOINTING}")
 
 
 def test_checkpointing_that_cuts_the_graph_is_refused_by_name(tmp_path: Path) -> None:
-    settings = {"activation_checkpointing": True, "activation_checkpointing_kwargs": {"use_reentrant": True}}
+    settings = {CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}}
     with pytest.raises(UserError, match=r"gradient checkpointing: expected use_reentrant=False, got True"):
         trainer_of(learner("llama"), "llama", tmp_path, **settings).train()
 
