@@ -48,8 +48,9 @@ def recorded_settings(path: str | Path, methods: Iterable[str], given: Iterable[
         known = method_named(method).Config
         items = dict(map(parse_setting, metadata["config"].get("set") or ()))
         own = {setting.name: items[setting.name] for setting in fields(known) if setting.name in items}
-        now = known.restore(own).as_recorded()
-        then = {name: before[name] for name in now if name in before}
+        unread = known.unread(own)
+        now = known.parse({name: value for name, value in own.items() if name not in unread}).as_recorded()
+        then = {name: value for name, value in known.completed(before).items() if name in now}
         for name in then.keys() - known.unread({**now, **then}) - names:
             if then[name] != now[name]:
                 had.setdefault(name, {})[method] = then[name]
