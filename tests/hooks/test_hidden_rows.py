@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from packaging.version import Version
 from torch import Tensor
 
 from regard.errors import UserError
@@ -86,6 +87,7 @@ def test_windows_of_a_static_cache_that_hide_all_keys_are_refused_or_as_without_
         model.generate(ids(), **options)
 
 
+@pytest.mark.skipif(Version(tf.__version__) < Version("5.21"), reason="XLM generates without a cache")
 def test_a_step_that_takes_padding_for_its_own_token_is_refused() -> None:
     """XLM generates without the mask, and counts padding on the left as so many tokens fewer at the end."""
     torch.manual_seed(0)

@@ -17,6 +17,7 @@ from regard.commands.measure.run import _num_layers
 from regard.errors import UserError
 from regard.hooks import find_attention_layers, watching
 from regard.hooks.average import average_attention
+from regard.hooks.hidden_states import read_states
 from regard.hooks.modules import find_stacks
 from regard.hooks.numbering import BlockCounter
 from tests.named_cache import behind, cache_of
@@ -179,6 +180,15 @@ def test_two_lists_of_blocks_are_numbered_through() -> None:
         tower(torch.randn(2, 1, 1, 3, 16, 16), aspect_ratio_ids=ones, aspect_ratio_mask=ones[:, None])
     assert sorted(watch.frame("column_mass")["layer"].unique()) == [0, 1, 2]
     assert sorted(watch.frame("hidden_norm")["layer"].unique()) == [-1, 0, 1, 2]
+
+
+def test_hidden_states_are_known_by_either_of_their_names() -> None:
+    """As blocks of Mllama's images were passed them, whose embeddings were left out with a warning."""
+    states = torch.randn(2, 5, 8)
+    for name in ("hidden_states", "hidden_state"):
+        assert read_states((), {"mask": None, name: states}) is states
+    assert read_states((states,), {"hidden_states": None}) is states
+    assert read_states((), {"other": states}) is None
 
 
 class Twice(nn.Module):

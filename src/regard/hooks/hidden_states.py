@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -20,6 +20,13 @@ MAX_ENTRIES = {"cpu": 1 << 17, "cuda": 1 << 24}
 """Most entries of hidden states that wait: of more, computing takes longer than beginning to."""
 MAX_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 """Most memory of those of a forward that wait, whatever their shapes."""
+NAMES = ("hidden_states", "hidden_state")
+"""Names by which blocks are passed hidden states, if by any."""
+
+
+def read_states(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what a block is passed first, or as its hidden states by a usual name; None if neither."""
+    return args[0] if args else next((kwargs[name] for name in NAMES if name in kwargs), None)
 
 
 def as_hidden(value: Any) -> Float[Tensor, "*batch token width"] | None:

@@ -14,6 +14,7 @@ from regard.hooks.arguments import check_inputs, tensors_of
 from regard.hooks.attention_function import UNROUNDED
 from regard.hooks.by_thread import is_in_backward
 from regard.hooks.data_flow import FLOW
+from regard.hooks.hidden_states import read_states
 from regard.hooks.module_tree import is_of_transformers, modules_of
 from regard.hooks.modules import Stack, find_ranks, num_blocks
 from regard.hooks.routing import ModuleHook
@@ -264,7 +265,7 @@ class BlockCounter:
         more tokens than an attention call, as before they are folded, and nothing beside it has the call's rows.
         """
         args, kwargs = self._read
-        states = args[0] if args else kwargs.get("hidden_states")
+        states = read_states(args, kwargs)
         if not isinstance(states, Tensor) or states.ndim != HIDDEN_AXES or self._stack.is_time_first:
             return None
         if not is_of_transformers(self._stack.host or self._stack.module):
@@ -335,8 +336,8 @@ def _count_tokens(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: boo
 
 def _find_first(args: tuple[Any, ...], kwargs: dict[str, Any], *, is_part: bool = False) -> Tensor | None:
     """Return the states that `_count_tokens` counts."""
-    named = (kwargs["hidden_states"],) if "hidden_states" in kwargs else ()
-    tensors = [one for value in (*args, *named, *kwargs.values()) for one in tensors_of(value) if one.ndim > 1]
+    named = read_states((), kwargs)
+    tensors = [one for value in (*args, named, *kwargs.values()) for one in tensors_of(value) if one.ndim > 1]
     of_tokens = (t for t in tensors if t.ndim == HIDDEN_AXES or (t is tensors[0] and t.ndim < HIDDEN_AXES))
     return next(of_tokens, None if is_part or not tensors else tensors[0])
 

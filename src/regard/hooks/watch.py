@@ -23,7 +23,7 @@ from regard.hooks.by_thread import is_computed_again
 from regard.hooks.caches import find_cache, read_cache
 from regard.hooks.encoder_tokens import EncoderTokens
 from regard.hooks.forward_pass import ForwardContext
-from regard.hooks.hidden_states import as_hidden
+from regard.hooks.hidden_states import as_hidden, read_states
 from regard.hooks.joined_layers import check_finite, join_layers, takes_joined
 from regard.hooks.kept_calls import KeptCalls, can_keep
 from regard.hooks.layer_copies import split_samples
@@ -221,7 +221,7 @@ class Watch(Observer, Readings):
             return
         sequences.counter.enter(block, args, kwargs)
         if sequences.counter.entered == 1:
-            sequences.embeddings = as_hidden(args[0] if args else kwargs.get("hidden_states"))
+            sequences.embeddings = as_hidden(read_states(args, kwargs))
 
     def _leave_block(self, sequences: Sequences, _block: nn.Module, _args: Any, output: Any) -> None:
         if sequences.forward is not None:
