@@ -33,6 +33,7 @@ from regard.continual.methods.ctr_network import (
     squash,
 )
 from regard.continual.run import make_learner, run_stream
+from regard.continual.run_state import ProgressEvent
 from regard.errors import UserError
 from regard.models.pretrained import Loaded
 from tests.continual.small_tasks import BUDGET, WORDS, loaded, stream, tokenizer
@@ -415,8 +416,8 @@ def test_it_learns() -> None:
         Probe(),
         Ctr(CtrConfig(adapter_size=32, capsule_hidden_size=8, num_filters=4, sparsity_weight=0.0, learning_rate=0.0)),
     ):
-        found: list[float] = []
+        told: list[ProgressEvent] = []
         learner = make_learner(few, method, model, budget, seed=1)
-        run_stream(learner, method, on_progress=lambda told, found=found: found.append(told.metrics["loss"]))  # type: ignore[misc]
-        losses.append(found[-4:])
+        run_stream(learner, method, on_progress=told.append)
+        losses.append([event.metrics["loss"] for event in told if event.step][-4:])
     assert min(losses[0]) > 0.7 > 0.4 > max(losses[1]), losses

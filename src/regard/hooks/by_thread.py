@@ -2,18 +2,35 @@
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import torch
 import torch.utils.checkpoint
+from torch import nn
 
 from regard.attention.tracing import is_traced
 from regard.errors import UserError
 
 State = TypeVar("State")
+
+
+def hook_before(module: nn.Module, function: Callable[..., Any]) -> Any:
+    """Register a function of a module and its arguments before its forward; the handle that is returned removes it.
+
+    Beside a forward in another thread PyTorch may call it without keyword arguments, while it is put in or taken out:
+    then it does nothing.
+    """
+    return module.register_forward_pre_hook(partial(_call_whole, function), with_kwargs=True)
+
+
+def _call_whole(
+    function: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
+) -> Any:
+    return None if kwargs is None else function(module, args, kwargs)
 
 
 def is_in_backward() -> bool:

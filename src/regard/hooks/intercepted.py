@@ -19,6 +19,7 @@ from regard.attention.call import AttentionCall
 from regard.errors import UserError
 from regard.hooks import deberta
 from regard.hooks.attention_function import IN_INTERFACE, dispatch, read_mask
+from regard.hooks.by_thread import hook_before
 from regard.hooks.data_flow import FLOW
 from regard.hooks.module_tree import is_of_transformers, modules_of, named_modules_of
 from regard.hooks.modules import KEYLESS, find_outside
@@ -151,7 +152,7 @@ def intercepting(model: nn.Module, within: nn.Module | None = None) -> Iterator[
         _OPEN.update({module: _OPEN.get(module, 0) + 1 for module in modules})
     handles: list[Any] = []
     try:
-        handles += [module.register_forward_pre_hook(_enter, with_kwargs=True) for module in modules]
+        handles += [hook_before(module, _enter) for module in modules]
         handles += [module.register_forward_hook(_leave, always_call=True) for module in modules]
         yield
     finally:

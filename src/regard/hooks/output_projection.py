@@ -17,6 +17,7 @@ from regard.attention.float64 import to_float64
 from regard.attention.quantized import is_quantized_linear, multiplied_weight
 from regard.errors import UserError
 from regard.hooks.autocast import without_autocast
+from regard.hooks.by_thread import hook_before
 from regard.hooks.module_tree import is_of_transformers
 from regard.hooks.off_loaded import execution_device, hooks_of, stored_tensor
 
@@ -111,7 +112,7 @@ class ProjectionInputs:
     ) -> None:
         """Call `read` with what stands in the place of an output in the next input of a projection."""
         if projection not in self._handles:
-            self._handles[projection] = projection.register_forward_pre_hook(self._receive, with_kwargs=True)
+            self._handles[projection] = hook_before(projection, self._receive)
         self._calls.setdefault(projection, []).append((path, output, read))
         self._thread = threading.get_ident()
 

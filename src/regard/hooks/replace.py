@@ -16,6 +16,7 @@ from regard.attention.spec import AttentionSpec
 from regard.constants import Constants, Head, Layer, count_dynamic
 from regard.errors import UserError, naming_option
 from regard.hooks.attention_function import OVERRIDE
+from regard.hooks.by_thread import hook_before
 from regard.hooks.constant_heads import NAME, ConstantHeads, ConstantHeadsByCall, begin_call
 from regard.hooks.fidelity import verify_own_attention
 from regard.hooks.head_operations import HeadNames, HeadOperations, replacing_heads, resolve_heads
@@ -310,7 +311,7 @@ def install_constants(
                 undo.callback(_take_over, original, projection)
             if pruned and layer.causal and layer.calls == 1 and not layer.operation:
                 constants.key_heads = read_key_heads(layer, installed[layer.key].heads)
-                undo.callback(module.register_forward_pre_hook(begin_call, with_kwargs=True).remove)
+                undo.callback(hook_before(module, begin_call).remove)
     for stack in dict.fromkeys(layer.stack.module for layer in layers if layer.key in installed):
         undo.callback(ModuleHook(stack, partial(begin_pass, passes[stack])).register().remove)
         undo.callback(passes[stack].end_in, stack)

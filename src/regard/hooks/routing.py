@@ -16,6 +16,7 @@ from regard.errors import UserError
 from regard.hooks import compressed, deberta
 from regard.hooks.attention_function import EXCLUSIVE, OBSERVERS, Observer, attention_function
 from regard.hooks.autocast import without_autocast
+from regard.hooks.by_thread import hook_before
 from regard.hooks.continuous_batching import without_continuous_batching
 from regard.hooks.data_flow import FLOW
 from regard.hooks.direct_calls import forwards_through_hooks
@@ -92,7 +93,7 @@ class ModuleHook(NamedTuple):
         """Register the hook; the handle that is returned removes it."""
         if self.is_after:
             return self.module.register_forward_hook(self.function, always_call=self.also_failed)
-        return self.module.register_forward_pre_hook(self.function, with_kwargs=True)
+        return hook_before(self.module, self.function)
 
 
 _OWNERS: WeakKeyDictionary[PreTrainedModel, list[threading.Thread]] = WeakKeyDictionary()

@@ -32,7 +32,7 @@ try:
         note.write(f"{os.getpid()}\\n")
     if len(begun.read_text().splitlines()) <= said["failures"]:
         print("a warning\\nthe disk is full\\n", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1)
     time.sleep(said["seconds"])
     while said["gate"] and not Path(said["gate"]).exists():
         time.sleep(0.02)

@@ -115,7 +115,7 @@ def test_options_of_the_verb_reach_its_command(monkeypatch: pytest.MonkeyPatch, 
         (["fake", "--vary", "rate=1", "--out", "o", "--colour=red"], "unrecognized arguments: --colour=red; see"),
         (
             ["fake", "--vary", "rate=1", "--out", "o", "--worker", "2"],
-            r"unrecognized arguments: --worker 2 \(did you mean --workers\?\); see regard sweep fake --help",
+            r"unrecognized arguments: --worker \(did you mean --workers\?\); see regard sweep fake --help",
         ),
         (["fake", "--vary", "raet=1", "--out", "o"], r"no field raet, did you mean 'rate'\?; allowed are deaf,"),
         (["fake", "--vary", "rate=1", "--out", "o", "--rate", "2"], "rate is also given as an option"),
