@@ -37,7 +37,8 @@ class Stack(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([Attention(), Attention()])
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(self, qkv: Tensor) -> Tensor:
+        q, k, v = qkv
         output: Tensor = self.blocks[0](q, k, v) + self.blocks[1](q, k, v)
         return output
 
@@ -45,12 +46,12 @@ class Stack(nn.Module):
 @torch.no_grad()
 def test_statistics_are_those_of_what_is_rounded_once() -> None:
     generator = torch.Generator().manual_seed(0)
-    model, qkv = Stack().eval(), [2 * torch.randn(2, HEADS, TOKENS, WIDTH // HEADS, generator=generator) for _ in "qkv"]
+    model, qkv = Stack().eval(), 2 * torch.randn(3, 2, HEADS, TOKENS, WIDTH // HEADS, generator=generator)
     names = ["column_mass", "value_weighted_mass", "key_norm"]
     with torch.autocast("cpu", torch.bfloat16):
-        output = model(*qkv)
+        output = model(qkv)
         with watching(model, names) as watch:
-            assert torch.equal(model(*qkv), output)
+            assert torch.equal(model(qkv), output)
     q, k = (part.bfloat16().double() for part in qkv[:2])
     hidden = torch.ones(TOKENS, TOKENS).triu(1).bool()
     weights = (q @ k.mT / (WIDTH // HEADS) ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)

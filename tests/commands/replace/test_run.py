@@ -466,7 +466,6 @@ def test_a_language_model_is_judged_by_its_perplexity(tmp_path: Path) -> None:
         "max_eval_samples": 12,
         "num_epochs": 2,
         "batch_size": 4,
-        "learning_rate": 0.05,
     }
     found = regard.replace(
         model,
