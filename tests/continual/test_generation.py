@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSeq2SeqLM
 
-from regard.continual import run as running
 from regard.continual import scoring
 from regard.continual.costs import AROUND, measure_flops, trim_padding
 from regard.continual.learner import Learner
@@ -36,7 +35,6 @@ from regard.errors import UserError
 from regard.models.generator import add_model_hash
 from tests.continual import small_tasks
 from tests.continual.small_text_tasks import ANSWERS, BUDGET, KINDS, Kind, lively, loaded, stream, task
-from tests.continual.together import no_flops
 
 NAMES = ("finetune", "replay", "agem", "ewc", "separate", "joint")
 SMALL: dict[str, dict[str, Any]] = {
@@ -53,11 +51,6 @@ class Broken(Exception):
     """What ends a run early."""
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "measure_flops", no_flops)
-
-
 def made(name: str) -> Method:
     kind = METHODS[name]
     return kind(kind.Config.parse(SMALL.get(name, {})))
@@ -70,10 +63,8 @@ def learner_of(method: Method, kind: Kind = "t5", **options: Any) -> TextLearner
 @cache
 def learnt(name: str) -> RunState:
     """The stream learnt from beginning to end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "measure_flops", no_flops)
-        method = made(name)
-        return run_stream(learner_of(method), method)
+    method = made(name)
+    return run_stream(learner_of(method), method)
 
 
 def tables(ran: RunState) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def chosen(method: str, **fields: Any) -> dict[str, Any] | None:
 @pytest.mark.parametrize(
     "method, fields, rank, alpha, targets",
     [
-        ("sapt,joint", {}, 8, 32.0, ["query", "value"]),
+        ("sapt,joint", {}, 8, 32.0, ["query", "key", "value", "dense"]),
         ("replay,gainlora,separate", {"set": ("r=2", "lora_alpha=4")}, 2, 4.0, ["query", "value"]),
         ("joint,sequential-lora", {"set": ("target_modules=key, dense",)}, 8, 32.0, ["key", "dense"]),
         ("joint,sequential-lora", {"set": ("target_modules=all-linear",)}, 8, 32.0, ["query", "key", "value", "dense"]),
