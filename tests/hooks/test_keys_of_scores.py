@@ -160,6 +160,63 @@ def test_keys_of_several_parts_are_joined(way: Way) -> None:
             torch.testing.assert_close(values, key.norm(dim=-1).mean(0), rtol=1e-5, atol=1e-6)
 
 
+def relations(x: Tensor) -> Tensor:
+    """Return something of each pair of tokens, which is made of the input: (batch, query, key, width)."""
+    return (x[:, :, None] - x[:, None])[..., :WIDTH]
+
+
+def beside_pairs(attention: Attention, x: Tensor) -> Tensor:
+    """As in BROS."""
+    q, k, v = attention.split(x)
+    other = torch.einsum("bnid,bijd->bnij", q, relations(x))
+    return ((q @ k.mT + other) * SCALE).softmax(-1) @ v
+
+
+def beside_pairs_with_heads_behind(attention: Attention, x: Tensor) -> Tensor:
+    q, k, v = attention.split(x)
+    other = torch.einsum("bnid,bijd->binj", q, relations(x)).transpose(1, 2)
+    return ((q @ k.mT + other) * SCALE).softmax(-1) @ v
+
+
+def beside_pairs_by_rows_of_matrices(attention: Attention, x: Tensor) -> Tensor:
+    """Each query has a matrix of its own, as those of Transformer-XL's and Shaw's positions have."""
+    q, k, v = attention.split(x)
+    other = (q.transpose(1, 2) @ relations(x).mT).transpose(1, 2)
+    return ((q @ k.mT + other) * SCALE).softmax(-1) @ v
+
+
+@pytest.mark.every_value
+@pytest.mark.parametrize("way", [beside_pairs, beside_pairs_with_heads_behind, beside_pairs_by_rows_of_matrices])
+@torch.no_grad()
+def test_an_operand_with_entries_of_its_own_for_each_query_is_no_keys(way: Way) -> None:
+    """The statistics of BROS were refused, as if there were keys of two products."""
+    model = Model(way, num_heads=HEADS)
+    for rows, tokens in ((1, 12), (3, 12), (2, HEADS)):  # as many tokens as heads, of which either may be meant
+        with watching(model, "key_norm") as watch:
+            model(ids(rows, tokens))
+        for layer, (block, x) in enumerate(zip(model.blocks, model.inputs, strict=True)):
+            key = block.k(x).unflatten(-1, (HEADS, -1)).transpose(1, 2).double()
+            frame = watch.frame("key_norm", layer=layer)
+            frame = frame[frame["head"].notna() & frame["position"].notna()].sort_values(["head", "position"])
+            values = torch.tensor(frame["value"].to_numpy()).reshape(HEADS, -1)
+            torch.testing.assert_close(values, key.norm(dim=-1).mean(0), rtol=1e-5, atol=1e-6)
+
+
+def a_key_for_all_heads_with_heads_behind(attention: Attention, x: Tensor) -> Tensor:
+    """A part of the keys, the same for all queries."""
+    q, k, v = attention.split(x)
+    other = (q.transpose(1, 2) @ k[:, :1].mT).transpose(1, 2)
+    return ((q @ k.mT + other) * SCALE).softmax(-1) @ v
+
+
+@torch.no_grad()
+def test_keys_that_are_read_with_heads_behind_are_not_taken_for_pairs() -> None:
+    model = Model(a_key_for_all_heads_with_heads_behind, num_heads=HEADS)
+    for tokens in (12, HEADS):
+        with pytest.raises(UserError, match=LINE), watching(model, "key_norm"):
+            model(ids(2, tokens))
+
+
 def beside_what_came_from_elsewhere(attention: Attention, x: Tensor) -> Tensor:
     """Positions or a part of the keys: nothing tells what it is."""
     q, k, v = attention.split(x)

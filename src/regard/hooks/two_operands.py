@@ -185,9 +185,9 @@ class Product:
         `shape` is theirs as (batch, head, query, key).
         """
         axes = next((axes for read, axes, *_ in reversed(self.results) if read() is scores), (-2, -1))
-        if axes is None:
+        if axes is None or not _are_last(axes):
             return None
-        if axes != (-1, -2):
+        if axes == (-2, -1):
             return self._read_factors(*shape)
         batch, heads, queries, keys = shape
         pair = self._read_factors(batch, heads, keys, queries)
@@ -210,6 +210,18 @@ class Product:
     def is_of_inputs(self) -> bool:
         """Whether both operands are known to be made of inputs of the forward, as queries and keys of tokens are."""
         return FLOW.is_of_inputs(self.left) and FLOW.is_of_inputs(self.right)
+
+    def is_of_pairs(self, scores: Tensor) -> bool:
+        """Return whether an operand has entries of its own for each query and key of scores, so that it is no keys."""
+        axes = next((axes for read, axes, *_ in reversed(self.results) if read() is scores), None)
+        if axes is None:
+            return False
+        if self.letters is not None:
+            *both, output = self.letters
+            pairs = [output[-2:]] if _are_last(axes) else [one + output[-1] for one in output[:-2]]
+            return all(any({*pair} <= {*letters} for letters in both) for pair in pairs)
+        sizes = self.left.shape[:-2]  # rows stand elsewhere: one of these is that of queries, in both operands
+        return axes[1] == -1 and axes[0] < -2 and sizes == self.right.shape[:-2] and scores.shape[-2] > 1
 
     def _read_factors(self, batch: int, heads: int, queries: int, keys: int) -> tuple[Tensor, Tensor] | None:
         """Return queries and keys of scores whose axes stand as in the product."""
@@ -258,11 +270,11 @@ def find_factors(
 ) -> tuple[Tensor, Tensor, bool, tuple[Tensor, ...]] | None:
     """Return the queries and keys of scores, whether they are told, and the operands of the product that made them.
 
-    Scores may be a sum of several products, from the first to the last. Those of positions say nothing of keys. Queries
-    of the same keys are summed, others stand beside each other, as in multi-head latent attention. They are not told
-    where they do not enter in the same way, as in a difference, nor where the scores are not known to be made of a
-    product, or only with entries in other places: then the latest product that has their shape stands for it. `shape`
-    is as `read_scores` takes it.
+    Scores may be a sum of several products, from the first to the last. Those of positions, or of pairs of tokens, say
+    nothing of keys. Queries of the same keys are summed, others stand beside each other, as in multi-head latent
+    attention. They are not told where they do not enter in the same way, as in a difference, nor where the scores are
+    not known to be made of a product, or only with entries in other places: then the latest product that has their
+    shape stands for it. `shape` is as `read_scores` takes it.
     """
     known = sorted((one for one in products if one.made(scores)), key=_precedence, reverse=True)
     read = [(one, pair) for one in known if (pair := one.read_scores(scores, shape)) is not None]
@@ -279,10 +291,16 @@ def find_factors(
         else:
             continue
         used.append(one)
-    is_whole = all(one.is_of_positions or any(one is other for other in used) for one in known)
+    rest = [one for one in known if not any(one is other for other in used)]
+    is_whole = all(one.is_of_positions or one.is_of_pairs(scores) for one in rest)
     is_sum = len({one.shares_in(scores) for one in used}) == 1
     query, key = pairs[0] if len(pairs) == 1 else (torch.cat(parts, -1) for parts in zip(*pairs, strict=True))
     return query, key, is_whole and is_sum, (first.left, first.right)
+
+
+def _are_last(axes: Axes) -> bool:
+    """Return whether rows and columns stand last, in whichever order."""
+    return {*axes} == {-2, -1}
 
 
 def _is_same(tensor: Tensor, other: Tensor) -> bool:
