@@ -141,7 +141,7 @@ def window_by_window_of_each_row(attention: Attention, x: Tensor) -> Tensor:
 def test_parts_of_a_sequence_are_no_samples(way: Way, rows: int) -> None:
     """The positions of each began at 0."""
     model = Model(way)
-    with pytest.raises(UserError, match="attends to parts of a sequence one after another"), watching(model):
+    with pytest.raises(UserError, match="attends to parts of a sequence"), watching(model, "column_mass"):
         model(ids(rows))
 
 

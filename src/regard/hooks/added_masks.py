@@ -27,9 +27,10 @@ def find_mask(module: nn.Module, arguments: Mapping[str, Any], given: Any) -> An
         mask = ~padding.bool()
     if not (isinstance(mask, Tensor) and isinstance(given, Tensor) and mask.ndim == 2 and given.ndim > 1):
         return mask
-    if len(mask) in (1, len(given)):
+    is_own = not isinstance(module, PreTrainedModel)
+    if (is_traced() and not is_own) or len(mask) in (1, len(given)):  # a graph would have this number of rows alone
         return mask
-    if not isinstance(module, PreTrainedModel) and len(mask) == mask.shape[1] == given.shape[1]:
+    if is_own and len(mask) == mask.shape[1] == given.shape[1]:
         return None  # of pairs, as a module of one's own may read it
     check_batch(mask, len(given))
     return mask

@@ -121,8 +121,6 @@ def attention_function(
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
         causal = bool(causal) and attention_mask is None and not is_eager_host
         call = _read_call(query, key, value, attention_mask, scaling, causal, options)
-        if call.key_mask is not None:
-            check_batch(call.key_mask, len(query))
     if dropout:
         call = replace(call, dropout=dropout)
     if is_traced():  # nobody intercepts calls of a graph
@@ -315,6 +313,8 @@ def _read_call(
         key, value = key[:, :, :queries], value[:, :, :queries]
         keys = queries
     masks = read_mask(mask, keys)
+    if masks.get("key_mask") is not None:
+        check_batch(masks["key_mask"], len(query))
     if options.get("indices") is not None:  # of the keys that each query (batch, query) selects
         selected = torch.zeros(len(query), queries, keys, dtype=torch.bool, device=query.device)
         selected = selected.scatter(-1, options["indices"].long(), True)[:, None]

@@ -96,7 +96,8 @@ class FinishedRun:
     def go_on(self, run: Run) -> Run:
         """Return a run as the finished one was begun: its length, head, learning rate, adapters, and its tasks.
 
-        Settings that have other defaults by now are as they were; one that there was not has its default. Raises
+        Settings that have other defaults by now are as they were; one that there was not has its default, or what was
+        done before it (`MethodConfig.before`). Raises
         UserError if the method has another setting all the same, by its file or by what was given.
         """
         chosen, method = self.choices(run.config), run.config.make_method()
