@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.errors import UserError
 from regard.runs.distributed import join_processes
-from regard.training import placement
+from regard.training import loop, placement
 from regard.training.loop import TrainResult, train
 from regard.training.plan import TrainingConfig
 from tests.training.small import Net, batch, count, loss, net
@@ -482,6 +482,35 @@ def test_an_interrupt_waits_for_the_update(number: int, tmp_path: Path, monkeypa
     assert signal.getsignal(number) is handler
     assert len(taken) == 5
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_signals_of_one_step_all_reach_handlers_until_one_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler of the user's that returns took Ctrl-C with it; one that came amid the handlers' return was lost."""
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    within: list[int] = []
+
+    def take_step() -> None:
+        with loop._delay_interrupts():
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+            within.extend(heard)
+
+    pytest.raises(KeyboardInterrupt, take_step)
+    assert within == []
+    assert heard == [signal.SIGTERM]
+    put_back = signal.signal
+
+    def put(number: int, handler: Any) -> Any:
+        before = put_back(number, handler)
+        if number == signal.SIGINT and handler is signal.default_int_handler:
+            signal.raise_signal(signal.SIGTERM)  # before its own handler is there again
+        return before
+
+    with loop._delay_interrupts():
+        monkeypatch.setattr(signal, "signal", put)
+    assert heard == [signal.SIGTERM] * 2
 
 
 def clockless(result: TrainResult) -> list[dict[str, float]]:

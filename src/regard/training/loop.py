@@ -264,15 +264,23 @@ def _delay_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals: list[int] = []
+    signals, is_within = list[int](), True
+
+    def collect(number: int, frame: Any) -> None:
+        if is_within:
+            signals.append(number)
+        else:  # one came while the others' handlers were put back, and this one was left
+            handlers[number](number, frame)
+
     for number in handlers:
-        signal.signal(number, lambda number, frame: signals.append(number))
+        signal.signal(number, collect)
     try:
         yield
     finally:
+        is_within = False
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in signals[:1]:
+    for number in dict.fromkeys(signals):  # the first that interrupts is the last
         signal.raise_signal(number)
 
 
