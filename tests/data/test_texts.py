@@ -242,3 +242,11 @@ def test_reprs_of_texts_and_rows_are_short() -> None:
     assert repr(Texts.of([long, long], "a book")) == "Texts(2 documents, a book)"
     assert repr(Examples(texts=((long,),), labels=(0,))) == "Examples(1 rows)"
     assert repr(TextPairs(inputs=(long,), targets=((long,),))) == "TextPairs(1 rows)"
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path) -> None:
+    """Its windows counted twice, in silence."""
+    path = tmp_path / "a.txt"
+    path.write_text("a text")
+    with pytest.raises(UserError, match=r"^texts: expected each file once, got .*a\.txt twice$"):
+        read_texts([path, str(path)])

@@ -497,7 +497,8 @@ def test_signals_of_one_step_all_reach_handlers_until_one_interrupts(monkeypatch
             signal.raise_signal(signal.SIGINT)
             within.extend(heard)
 
-    pytest.raises(KeyboardInterrupt, take_step)
+    with pytest.raises(KeyboardInterrupt):
+        take_step()
     assert within == []
     assert heard == [signal.SIGTERM]
     put_back = signal.signal

@@ -12,6 +12,7 @@ import re
 import sys
 import sysconfig
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -176,6 +177,8 @@ def read_texts(paths: Sequence[str | Path], *, conversations: bool = False) -> T
     """
     if not paths:
         raise UserError("texts: expected at least one file or -, got none")
+    if twice := [path for path, count in Counter(map(str, paths)).items() if count > 1]:
+        raise UserError(f"texts: expected each file once, got {twice[0]} twice")
     texts = [document for path in paths for document in _read(path, conversations)]
     names = ("standard input" if str(path) == STANDARD_INPUT else str(path) for path in paths)
     return Texts.of(texts, ", ".join(names))

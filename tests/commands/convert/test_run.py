@@ -11,6 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import regard as package
+from regard.commands.convert import run as convert_run
 from regard.commands.convert.config import ConvertConfig
 from regard.commands.convert.held_out import count_targets, row_losses
 from regard.commands.convert.matching import LayerMatch
@@ -331,6 +332,25 @@ def test_averages(causal: str, small: dict[str, Any], tmp_path: Path) -> None:
         again = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
         assert torch.equal(again(ids).logits, found.model(ids).logits)
     assert convert(causal, **{**options, "layers": (1,)}).layers["layer"].unique().tolist() == [1]
+
+
+def test_averages_are_of_each_sequence_once_at_most(
+    causal: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a text of fewer sequences than were asked for, those of the next epochs counted again."""
+    read: list[torch.Tensor] = []
+
+    def average(model: Any, batches: Any, *given: Any, **options: Any) -> Any:
+        read.extend(batches)
+        return average_attention(model, batches, *given, **options)
+
+    monkeypatch.setattr(convert_run, "average_attention", average)
+    convert(causal, **{**small, "attention": "average", "average_samples": 10_000})
+    loaded = load(causal, language_model=True)
+    (source,) = small["text"]
+    train = prepare_corpus([Source.parse(source)], loaded.tokenizer, length=15, folder=tmp_path).domains[0].train
+    expected = _begun(train.rows(torch.arange(len(train))), loaded.tokenizer)
+    assert sorted(torch.cat(read).tolist()) == sorted(expected.tolist())
 
 
 def constants_of(model: Any) -> dict[str, torch.Tensor]:

@@ -56,7 +56,7 @@ class ConvertConfig(Config):
         None, "layers that get the attention, counted from 0, such as 0,2,5 (default: all)", minimum=0
     )
     average_samples: int = config_field(
-        200, "sequences of text over which attention is averaged, for average and average-init"
+        200, "sequences of text over which attention is averaged, at most all, for average and average-init"
     )
     text: tuple[str, ...] = config_field(
         ("python",), "texts, each [NAME][@WEIGHT]=WHERE or WHERE: python, a file or folder, hub:NAME", repeated=True

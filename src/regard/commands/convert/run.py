@@ -162,8 +162,9 @@ def _load(model: Any, tokenizer: Any) -> Loaded:
 
 def _with_averages(loaded: Loaded, config: ConvertConfig, sequences: Sequences) -> Any:
     """Return the model with the average attention over rows of the text in the place of its heads, to learn or not."""
-    num_batches = math.ceil(config.average_samples / config.batch_size)
-    rows = torch.cat([sequences.of_step(step) for step in range(num_batches)])[: config.average_samples]
+    samples = min(config.average_samples, sum(len(domain.train) for domain in sequences.corpus.domains))
+    num_batches = math.ceil(samples / config.batch_size)
+    rows = torch.cat([sequences.of_step(step) for step in range(num_batches)])[:samples]
     batches = rows.to(loaded.model.device).split(config.batch_size)
     constants = average_attention(loaded.model, batches, config.num_tokens, tokenizer=loaded.tokenizer, source="text")
     heads = [head for head in constants.heads if config.layers is None or head[1] in config.layers]
