@@ -3,11 +3,12 @@
 import signal
 import sys
 
+from regard.runs.signals import INTERRUPTING
+
 
 def main() -> int:
     """Run the command line, and return its exit code. A signal is one line while it is imported, too."""
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    for number in numbers:
+    for number in INTERRUPTING:
         if signal.getsignal(number) == signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
     try:
@@ -16,7 +17,7 @@ def main() -> int:
 
         keep_freed_memory()
     except KeyboardInterrupt:
-        for number in numbers:  # a key that is held does not interrupt the end
+        for number in INTERRUPTING:  # a key that is held does not interrupt the end
             signal.signal(number, signal.SIG_IGN)
         print("regard: interrupted; nothing was written", file=sys.stderr)
         return 2

@@ -29,6 +29,7 @@ from regard.commands.sweep import cli as sweep
 from regard.errors import UserError, check_utf8, describe_error, is_of_memory, is_of_rust
 from regard.runs.arguments import OptionParser, suggest_option
 from regard.runs.rank import IN_JOB, is_main_process
+from regard.runs.signals import INTERRUPTING
 from regard.runs.version import VERSION
 
 COMMANDS = {
@@ -241,9 +242,8 @@ def _interruptible(*, restore: bool) -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
     handlers = {}
-    for name in ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ():
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+    for number in INTERRUPTING if threading.current_thread() is threading.main_thread() else ():
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
             handlers[number] = signal.signal(number, interrupt)
     try:
         yield lambda: interrupted > -math.inf

@@ -20,6 +20,7 @@ from regard.models.loss import check_loss
 from regard.models.model_files import restore_modes
 from regard.runs.distributed import raise_on_all_ranks
 from regard.runs.journal import Journal
+from regard.runs.signals import INTERRUPTING
 from regard.runs.snapshots import Snapshots
 from regard.training import checkpoint, placement
 from regard.training.batches import Batch, BatchLoader
@@ -259,8 +260,7 @@ def _add_gradients(run: _Run, batch: Batch, count: int, step: int) -> Tensor:
 @contextlib.contextmanager
 def _delay_interrupts() -> Iterator[None]:
     """Delay Ctrl-C, and what the command line lets interrupt as it does, so that no step is left incomplete."""
-    present = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    handlers = {number: handler for number in present if callable(handler := signal.getsignal(number))}
+    handlers = {number: handler for number in INTERRUPTING if callable(handler := signal.getsignal(number))}
     if threading.current_thread() is not threading.main_thread():
         yield
         return
